@@ -1,0 +1,50 @@
+# Everything runs in .venv, which is made here with nothing but Python (3.11 or newer) and its pip.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Pyright would look on the network for a newer release, only to say that there is one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help demo test test-oldest check format bench clean
+
+help:
+	@echo "make demo         train two small networks with LNB and with Adam; writes demo.png"
+	@echo "make test         the tests and the docstrings' examples"
+	@echo "make test-oldest  the same with the oldest supported jax and optax"
+	@echo "make check        lint, formatting, types"
+	@echo "make format       mend what lint and formatting can mend by themselves"
+	@echo "make bench        the benchmarks"
+	@echo "make clean        remove everything made by the above"
+
+$(INSTALLED): pyproject.toml
+	@echo "Installing into $(VENV) (once; it takes a minute or two) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[demo,experiments,test]"
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest PIP_FLAGS="--constraint .ci/oldest.txt"
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache build dist demo.png
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,18 @@
+"""Linear Neuron Boosting: neural networks trained in the space of their neurons' functions."""
+
+from ._backprop import backprop as backprop
+from ._backprop import features as features
+from ._diagnostics import diagnostics as diagnostics
+from ._neurons import Neuron as Neuron
+from ._neurons import Neurons as Neurons
+from ._neurons import find_neurons as find_neurons
+from ._neurons import metric_product as metric_product
+from ._optimizer import algorithm1 as algorithm1
+from ._optimizer import algorithm2 as algorithm2
+from ._optimizer import lnb as lnb
+from ._optimizer import scale_by_lnb as scale_by_lnb
+from ._solvers import CG as CG
+from ._solvers import Cholesky as Cholesky
+from ._solvers import Krylov as Krylov
+from ._solvers import Woodbury as Woodbury
+from ._version import __version__ as __version__

@@ -1,0 +1,181 @@
+"""Backpropagation that keeps the features: value, gradients, and what each neuron was fed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._interpret import (
+    Claim,
+    Emitter,
+    Plan,
+    Trace,
+    arrange,
+    make_program,
+    trace_loss,
+)
+from ._metric import Features, Gram, MatrixFree, SiteMap
+from ._neurons import Neuron, Neurons, claim
+
+Payloads = dict[int, dict[str, Any]]
+
+
+def backprop(
+    loss_fn: Callable[..., Any], neurons: Neurons, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any, dict[str, Features]]]:
+    """Like `jax.value_and_grad`, with the features of every neuron as a third result.
+
+    Value and gradients are those of `jax.value_and_grad`; the features come out of the same
+    forward pass. All inexact arrays of `params` are differentiated, other leaves get `None`.
+
+    Args:
+      loss_fn: the loss that `neurons` were found in.
+      neurons: the `Neurons`.
+      has_aux: whether `loss_fn` returns (value, auxiliary output).
+
+    Returns:
+      A function of the loss's arguments that returns `(value, grads, features)`, or
+      `((value, aux), grads, features)` with `has_aux`.
+    """
+
+    def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, Features]]:
+        program = _Program(loss_fn, neurons, params, args, kwargs, has_aux)
+        value_and_grad = jax.value_and_grad(program.value, has_aux=True)
+        (_, (outs, payloads)), grads = value_and_grad(program.trace.parameters)
+        value, aux = program.trace.shape_of_output(outs)
+        features_ = program.features(payloads)
+        return (value, aux) if has_aux else value, program.trace.gradient_tree(grads), features_
+
+    return run
+
+
+def features(
+    loss_fn: Callable[..., Any], neurons: Neurons
+) -> Callable[..., dict[str, Features]]:
+    """The features alone, by a forward pass.
+
+    The paper's first option for online learning: M from a larger sample than the gradient's. The
+    labels that the loss asks for may be anything.
+
+    Args:
+      loss_fn: the loss that `neurons` were found in.
+      neurons: the `Neurons`.
+
+    Returns:
+      A function of the loss's arguments that returns the features.
+    """
+
+    def run(params: Any, *args: Any, **kwargs: Any) -> dict[str, Features]:
+        program = _Program(loss_fn, neurons, params, args, kwargs, None)
+        return program.features(program.value(program.trace.parameters)[1][1])
+
+    return run
+
+
+class _Program:
+    """A loss, traced for the arguments at hand, set up to emit the features of `neurons`."""
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        neurons: Neurons,
+        params: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        has_aux: bool | None,
+    ):
+        self.trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
+        excluded = {path for path, reason in neurons.unclaimed if reason == "excluded"}
+        self.lineage, claims, _ = claim(self.trace, lambda name: name in excluded)
+        self.pairs = _match(neurons, claims, self.trace)
+        self.plans: dict[str, list[Plan]] = {}
+        index = 0
+        for neuron, c in self.pairs:
+            gram = neuron.metric == "gram"
+            plans = []
+            for site in c.sites:
+                plans.append(Plan(index, site, arrange(site, c) if gram else None))
+                index += 1
+            self.plans[neuron.name] = plans
+        self.emitter = Emitter(
+            [plan for plans in self.plans.values() for plan in plans], self.lineage.origins
+        )
+
+    def value(self, parameters: Sequence[Any]) -> tuple[Any, tuple[list[Any], Payloads]]:
+        jaxpr = self.trace.jaxpr
+        arguments = [*parameters, *self.trace.data]
+        outs, payloads = self.emitter.run(
+            self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments
+        )
+        return outs[0], (outs, payloads)
+
+    def features(self, payloads: Payloads) -> dict[str, Features]:
+        return {
+            neuron.name: _assemble(neuron, c, self.plans[neuron.name], payloads)
+            for neuron, c in self.pairs
+        }
+
+
+def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tuple[Neuron, Claim]]:
+    """Each neuron with what was found for it in this trace of the loss."""
+    found = {trace.names[c.weight] + c.suffix: c for c in claims}
+    shapes = dict(zip(trace.names, trace.shapes, strict=True))
+    for name, shape in neurons.shapes:
+        if shapes.get(name) != shape:
+            seen = f"shape {shapes[name]}" if name in shapes else "nothing of that name"
+            raise ValueError(
+                f"find_neurons saw the parameter {name!r} with shape {shape}, but these parameters "
+                f"have {seen}. Call find_neurons again on them."
+            )
+    pairs = []
+    for neuron in neurons:
+        if neuron.kind == "identity":
+            continue
+        c = found.get(neuron.name)
+        if c is None or c.layout != neuron.layout or c.bias_layout != neuron.bias_layout:
+            raise ValueError(
+                f"the neuron {neuron.name!r} is not used in this loss as it was in the one that "
+                "find_neurons saw. Call find_neurons(loss_fn, params, batch) on this loss."
+            )
+        pairs.append((neuron, c))
+    return pairs
+
+
+def _assemble(neuron: Neuron, c: Claim, plans: Sequence[Plan], payloads: Payloads) -> Features:
+    found = [payloads[plan.index] for plan in plans]
+    n = _count(c, found)
+    if neuron.metric == "gram":
+        totals = []
+        for payload in found:
+            shape = (c.layout.blocks, c.layout.inputs)
+            second = payload["second"]
+            square = () if c.kind == "lookup" else (c.layout.inputs,)
+            total = {"second": second.reshape(*shape, *square)}
+            if "first" in payload:
+                total["first"] = payload["first"].reshape(shape)
+            totals.append(total)
+        total = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *totals)
+        return Gram(total["second"], total.get("first"), n.astype(total["second"].dtype))
+    sites = []
+    for plan in plans:
+        feature = next((s for s in _feature_slots(plan)), "")
+        arrangement = arrange(plan.site, c) if c.has_gram else None
+        sites.append(SiteMap(make_program(plan.site), arrangement, feature))
+    residuals = tuple({k: v for k, v in p.items() if k != "count"} for p in found)
+    return MatrixFree(residuals, n, tuple(sites), c.layout, c.bias_layout)
+
+
+def _feature_slots(plan: Plan) -> list[str]:
+    return [str(slot) for slot in plan.site.step.operands if slot is not None]
+
+
+def _count(c: Claim, payloads: Sequence[dict[str, Any]]) -> jax.Array:
+    """n: static, unless control flow decides which sites are visited."""
+    total = jnp.zeros((), jnp.float32)
+    for site, payload in zip(c.sites, payloads, strict=True):
+        share = 1.0 if c.has_gram else site.view.fraction
+        total += share * (jnp.max(payload["count"]) if "count" in payload else site.count())
+    return jnp.maximum(jnp.round(total), 0)

@@ -1,0 +1,51 @@
+"""Damping: what is added to the metric's diagonal, biases excluded."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from ._metric import Moments, Theta, product
+from ._neurons import Neuron
+
+
+def block_mean(neuron: Neuron, diagonal: Array) -> Array:
+    """Mean of a diagonal [g, d] over the inputs that share a scale, with the axes kept.
+
+    These are the inputs of a block. A scale has one input a block, so there all blocks count.
+    """
+    return jnp.mean(diagonal, (0, 1) if neuron.kind == "scale" else 1, keepdims=True)
+
+
+class Damping(NamedTuple):
+    r"""The constant :math:`\gamma` of the paper's section "Positive Semi-definite Metrics".
+
+    Attributes:
+      value: a number, possibly traced.
+      relative: whether it is a multiple of the features' mean variance (with a bias: trace of the
+        covariance / d) or mean power (without: trace of M / d), rather than :math:`\gamma` itself.
+    """
+
+    value: ArrayLike
+    relative: bool = True
+
+    def gamma(self, neuron: Neuron, moments: Moments, bias: bool) -> Array:
+        """What to add to the diagonal: [g, 1], or [1, 1] where all blocks share it.
+
+        This includes the rounding error of the diagonal, so that a metric without full rank
+        can be factorised; it is zero only where the features are.
+        """
+        power = moments.square
+        centred = bias and moments.first is not None
+        diagonal = jnp.maximum(power - moments.first**2, 0) if centred else power
+        value = jnp.asarray(self.value, power.dtype)
+        scale = block_mean(neuron, diagonal) if self.relative else jnp.ones((1, 1), power.dtype)
+        rounding = jnp.finfo(power.dtype).eps * power.shape[1] * block_mean(neuron, power)
+        return value * scale + rounding
+
+
+def damped_product(features, gamma: Array, theta: Theta) -> Theta:
+    r""":math:`(M + \gamma I)\theta`, with nothing added for the bias."""
+    image = product(features, theta)
+    return image._replace(weight=image.weight + gamma[..., None] * theta.weight)

@@ -1,0 +1,47 @@
+"""Numbers about the last step, found wherever the optimizer's state has them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ._guard import GuardState
+from ._optimizer import ScaleByLNBState
+
+
+def diagnostics(opt_state: Any) -> dict[str, Any]:
+    """What LNB knows about its last step.
+
+    Args:
+      opt_state: an optimizer's state with LNB's somewhere inside: in a chain, in the states of
+        `optax.partition`, `optax.inject_hyperparams`, `optax.MultiSteps` and the like. If there are
+        several, their numbers are joined.
+
+    Returns:
+      A dict with `"norm"`, the norm of all directions together before normalisation; `"capped"`,
+      whether `min_norm` made the step shorter; `"neuron_norms"`, the norm of each neuron's own
+      direction, by name; `"residuals"`, the relative error of each neuron's direction, by name,
+      where the solver knows it; `"skipped_steps"`, how many steps were not taken because something
+      was not finite.
+    """
+    states = _find(opt_state, ScaleByLNBState)
+    if not states:
+        raise ValueError("There is no state of `lnb.scale_by_lnb` in this optimizer's state.")
+    solvers = {name: state for s in states for name, state in s.solver.items()}
+    return {
+        "norm": jnp.sqrt(_total([state.norm**2 for state in states])),
+        "capped": jnp.any(jnp.stack([state.capped for state in states])),
+        "neuron_norms": {k: v for state in states for k, v in state.neuron_norms.items()},
+        "residuals": {k: s.residual for k, s in solvers.items() if hasattr(s, "residual")},
+        "skipped_steps": _total([state.skipped for state in _find(opt_state, GuardState)]),
+    }
+
+
+def _total(numbers: list[Array]) -> Array:
+    return jnp.sum(jnp.stack(numbers)) if numbers else jnp.zeros((), jnp.int32)
+
+
+def _find(tree: Any, kind: type) -> list[Any]:
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]

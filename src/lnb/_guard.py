@@ -1,0 +1,77 @@
+"""What stands around a whole optimizer: float32 arithmetic, and no step that is not finite."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from ._interpret import is_parameter
+
+
+class GuardState(NamedTuple):
+    """State of `guard`.
+
+    Attributes:
+      count: steps taken.
+      skipped: steps not taken.
+      inner_state: state of the guarded transformation.
+    """
+
+    count: Array
+    skipped: Array
+    inner_state: Any
+
+
+def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Runs a transformation in float32 or better, and only on finite gradients and features.
+
+    A gradient or a feature that is not finite makes all updates zero, leaves the inner state as it
+    is and is counted. Updates have the dtypes of the gradients.
+
+    Args:
+      inner: the transformation.
+
+    Returns:
+      A transformation.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def init_fn(params: Any) -> GuardState:
+        zero = jnp.zeros((), jnp.int32)
+        return GuardState(zero, zero, inner.init(at_least_float32(params)))
+
+    def update_fn(updates, state, params=None, *, features=None, **extra_args):
+        def take():
+            new, inner_state = inner.update(
+                at_least_float32(updates),
+                state.inner_state,
+                at_least_float32(params),
+                features=features,
+                **extra_args,
+            )
+            new = optax.tree.cast_like(new, updates)
+            return new, GuardState(state.count + 1, state.skipped, inner_state)
+
+        def skip():
+            return optax.tree.zeros_like(updates), state._replace(skipped=state.skipped + 1)
+
+        return lax.cond(_all_finite((updates, features)), take, skip)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def at_least_float32(tree: Any) -> Any:
+    """Casts half precision up; leaves all else alone."""
+
+    def cast(x):
+        half = is_parameter(x) and jnp.finfo(x.dtype).bits < 32
+        return x.astype(jnp.float32) if half else x
+
+    return jax.tree.map(cast, tree)
+
+
+def _all_finite(tree: Any) -> Array:
+    leaves = [x for x in jax.tree.leaves(tree) if is_parameter(x)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves]))

@@ -1,0 +1,23 @@
+"""All contact with JAX's internals: neurons are found in a jaxpr, and features taken out of it.
+
+`_lineage` follows the parameters (by the rules of `_rules`, with `_axes` and `_values` for what it
+knows), `_claims` makes neurons of what it found, `_emit` runs the program with features as further
+outputs (`_statistics` of them, or what a `_program` needs to run a site again).
+"""
+
+from ._claims import Claim as Claim
+from ._claims import make_claims as make_claims
+from ._emit import Emitter as Emitter
+from ._emit import Plan as Plan
+from ._emit import make_program as make_program
+from ._layout import Layout as Layout
+from ._lineage import Lineage as Lineage
+from ._lineage import trace_lineage as trace_lineage
+from ._program import Program as Program
+from ._statistics import Arrangement as Arrangement
+from ._statistics import accumulator as accumulator
+from ._statistics import arrange as arrange
+from ._trace import Trace as Trace
+from ._trace import is_parameter as is_parameter
+from ._trace import path_name as path_name
+from ._trace import trace_loss as trace_loss

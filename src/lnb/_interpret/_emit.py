@@ -1,0 +1,240 @@
+"""The emitting pass: runs the program anew, with the sites' features as further outputs.
+
+Control flow is written again through JAX's public functions around the interpreted inner program,
+so that custom derivative rules, rematerialisation and shardings stay what they were; whatever holds
+no site is bound unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend import core as jex
+from jax.sharding import PartitionSpec
+
+from ._lineage import INLINE, Scope, _binder, _open, _split
+from ._program import Program
+from ._statistics import Arrangement
+from ._values import Site
+
+Payload = dict[str, Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """How a site's features leave the program: as moments, or as the residuals of its program."""
+
+    index: int
+    site: Site
+    moments: Arrangement | None
+
+
+def make_program(site: Site) -> Program:
+    """The site's map from weight and bias to its outputs."""
+    *outer, last = site.view.chains
+    steps = (*last.steps, site.step, *site.after)
+    weight = (*outer, dataclasses.replace(last, steps=steps))
+    bias = None if site.bias is None else site.bias.chains
+    slots = tuple(
+        tuple(
+            slot
+            for chain in (weight[level], *([bias[level]] if bias else []))
+            for step in chain.steps
+            for slot in step.operands
+            if slot is not None
+        )
+        for level in range(len(weight))
+    )
+    return Program(weight, bias, slots)
+
+
+class Emitter:
+    def __init__(self, plans: Sequence[Plan], origins: dict[int, tuple[Scope, Any]]):
+        self.moments: dict[Scope, list[Plan]] = {}
+        self.residuals: dict[Scope, list[tuple[Plan, int, Any]]] = {}
+        self.plans = {plan.index: plan for plan in plans}
+        for plan in plans:
+            if plan.moments is not None:
+                self.moments.setdefault(plan.site.scope, []).append(plan)
+                continue
+            for slots in make_program(plan.site).slots:
+                for slot in slots:
+                    scope, var = origins[slot]
+                    self.residuals.setdefault(scope, []).append((plan, slot, var))
+
+    def _live(self, scope: Scope) -> bool:
+        return (
+            scope in self.moments
+            or scope in self.residuals
+            or any(self._live(s) for inner in scope.inner.values() for s in inner)
+        )
+
+    def run(
+        self, scope: Scope, jaxpr: jex.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]
+    ) -> tuple[list[Any], dict[int, Payload]]:
+        """The program's outputs, and each site's payload."""
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, arguments, strict=True))
+        read = lambda atom: atom.val if isinstance(atom, jex.Literal) else env[atom]
+        payloads: dict[int, Payload] = {}
+        for index, eqn in enumerate(jaxpr.eqns):
+            operands = [read(atom) for atom in eqn.invars]
+            with eqn.ctx.manager, _name_scope(eqn):
+                inner = scope.inner.get(index, ())
+                if any(self._live(s) for s in inner):
+                    outs, emitted = self.nested(inner, eqn, operands)
+                    _update(payloads, emitted)
+                else:
+                    outs = _binder(eqn)(*operands)
+                    outs = outs if eqn.primitive.multiple_results else [outs]
+            env.update(zip(eqn.outvars, outs, strict=True))
+        for plan in self.moments.get(scope, ()):
+            assert plan.moments is not None
+            x = lax.stop_gradient(read(plan.site.feature))
+            _update(payloads, {plan.index: plan.moments.moments(x)})
+        for plan, slot, var in self.residuals.get(scope, ()):
+            _update(payloads, {plan.index: {f"{slot}": lax.stop_gradient(read(var))}})
+        return [read(atom) for atom in jaxpr.outvars], payloads
+
+    def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
+        name = eqn.primitive.name
+        if name in INLINE:
+            jaxpr, consts = _open(eqn.params[INLINE[name]])
+            wrap = _jit if "jit" in name else _checkpoint if name not in CALLS else _call
+            return wrap(eqn, lambda *xs: self.run(inner[0], jaxpr, consts, xs))(*operands)
+        return {"scan": self.scan, "cond": self.cond, "shard_map": self.shard_map}[name](
+            inner, eqn, operands
+        )
+
+    def scan(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
+        params = eqn.params
+        body, n_carry = params["jaxpr"], params["num_carry"]
+        consts, init, xs = _split(operands, [params["num_consts"], n_carry])
+        level = len(inner[0].loops)
+
+        def sums(index: int, entry: str) -> bool:
+            """Moments of a weight that all turns share add up; all else is stacked."""
+            plan = self.plans[index]
+            scanned = plan.site.view.chains[level].scanned
+            return not scanned and (plan.moments is not None or entry == "count")
+
+        def turn(carry: list[Any], x: list[Any]):
+            arguments = [*consts, *carry, *x]
+            outs, payloads = self.run(inner[0], body.jaxpr, body.consts, arguments)
+            summed = {
+                (i, k): v for i, p in payloads.items() for k, v in p.items() if sums(i, k)
+            }
+            stacked = {
+                (i, k): v for i, p in payloads.items() for k, v in p.items() if not sums(i, k)
+            }
+            return outs[:n_carry], outs[n_carry:], summed, stacked
+
+        def step(carry: Any, x: list[Any]):
+            values, totals = carry
+            values, ys, summed, stacked = turn(values, x)
+            return (values, jax.tree.map(jnp.add, totals, summed)), (ys, stacked)
+
+        first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
+        shapes = jax.eval_shape(turn, init, first)[2]
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        options = {k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params}
+        (values, totals), (ys, stacked) = lax.scan(step, (init, zeros), xs, **options)
+        payloads: dict[int, Payload] = {}
+        for (index, entry), value in (*totals.items(), *stacked.items()):
+            payloads.setdefault(index, {})[entry] = value
+        return [*values, *ys], payloads
+
+    def cond(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
+        index, *operands = operands
+        branches: list[Callable[..., Any]] = []
+        for scope, branch in zip(inner, eqn.params["branches"], strict=True):
+            branches.append(lambda *xs, s=scope, b=branch: self.branch(s, b, xs))
+        shapes: dict[int, Any] = {}
+        for branch in branches:
+            shapes.update(jax.eval_shape(branch, *operands)[1])
+
+        def filled(branch: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*xs: Any):
+                outs, payloads = branch(*xs)
+                blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+                return outs, {**blank, **payloads}
+
+            return run
+
+        return lax.switch(jnp.asarray(index, jnp.int32), [filled(b) for b in branches], *operands)
+
+    def branch(self, scope: Scope, branch: jex.ClosedJaxpr, operands: Sequence[Any]):
+        """Counts are traced from here on: a branch not taken counts nothing."""
+        outs, payloads = self.run(scope, branch.jaxpr, branch.consts, operands)
+        for index, payload in payloads.items():
+            count = self.plans[index].site.count(len(scope.loops))
+            payload.setdefault("count", jnp.asarray(count, jnp.float32))
+        return outs, payloads
+
+    def shard_map(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
+        params = eqn.params
+        names = params.get("newly_manual_axes", params.get("manual_axes"))
+        axes = tuple(sorted(names))
+        jaxpr, consts = _open(params["jaxpr"])
+
+        def local(*xs: Any):
+            outs, payloads = self.run(inner[0], jaxpr, consts, xs)
+            shared: dict[int, Payload] = {}
+            for index, payload in payloads.items():
+                count = self.plans[index].site.count(len(inner[0].loops))
+                payload.setdefault("count", jnp.asarray(count, jnp.float32))
+                shared[index] = lax.psum(payload, axes)
+            return outs, shared
+
+        return jax.shard_map(
+            local,
+            mesh=params["mesh"],
+            in_specs=params["in_specs"],
+            out_specs=(list(params["out_specs"]), PartitionSpec()),
+            check_vma=params["check_vma"],
+            axis_names=set(names),
+        )(*operands)
+
+
+CALLS = frozenset({"closed_call", "core_call"})
+
+
+def _update(payloads: dict[int, Payload], further: dict[int, Payload]) -> None:
+    for index, payload in further.items():
+        payloads.setdefault(index, {}).update(payload)
+
+
+def _name_scope(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    name = str(eqn.source_info.name_stack)
+    return jax.named_scope(name) if name else contextlib.nullcontext()
+
+
+def _call(eqn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    return run
+
+
+def _checkpoint(eqn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    params = eqn.params
+    return jax.checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])
+
+
+def _jit(eqn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    params = eqn.params
+    run.__name__ = params["name"]
+    given = lambda shardings: [
+        s if isinstance(s, jax.sharding.Sharding) else None for s in shardings
+    ]
+    ins, outs = given(params["in_shardings"]), given(params["out_shardings"])
+    options: dict[str, Any] = {"inline": params.get("inline", False)}
+    if any(s is not None for s in ins):
+        options["in_shardings"] = tuple(ins)
+    if any(s is not None for s in outs):
+        options["out_shardings"] = (outs, None)
+    return jax.jit(run, **options)
+

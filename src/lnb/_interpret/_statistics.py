@@ -1,0 +1,151 @@
+"""What a site leaves behind of its features: sums of x x^T and of x, or the rows x themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from . import _axes
+from ._claims import Claim
+from ._values import Site
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype of statistics and solves: float32 at least."""
+    inexact = jnp.issubdtype(dtype, jnp.inexact)
+    wide = inexact and jnp.finfo(dtype).bits > 32
+    return jnp.dtype(dtype if wide else jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """How the data that a site is fed stand as rows [blocks, positions, inputs].
+
+    Take patches (of a convolution), reshape to `sizes`; then `blocks`, `positions` and `inputs` say
+    which axes are which, in the order of the weight's layout. `scanned` tells, of each loop around
+    the site, whether its turns have weights of their own (they are blocks) or not (positions).
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    positions: tuple[int, ...]
+    inputs: tuple[int, ...]
+    rows: int  # of a lookup
+    scale: float
+    has_bias: bool
+    scanned: tuple[bool, ...]
+    options: tuple[tuple[str, Any], ...]  # of the patches, or of the lookup
+
+    def moments(self, x: Array) -> dict[str, Array]:
+        """The sums of x x^T [blocks, inputs, inputs] and x [blocks, inputs], of one turn."""
+        if self.kind == "lookup":
+            return {"second": self._occurrences(x)}
+        x = self._spread(x)
+        dtype = accumulator(x.dtype)
+        g, d = self._size(self.blocks), self._size(self.inputs)
+        moments = {"second": self._second(x, dtype).reshape(g, d, d) * self.scale**2}
+        if self.has_bias:
+            first = jnp.sum(x, axis=self.positions, dtype=dtype)
+            first = first.transpose(_ranks([*self.blocks, *self.inputs]))
+            moments["first"] = first.reshape(g, d) * self.scale
+        return moments
+
+    def all_moments(self, x: Array) -> dict[str, Array]:
+        """The same over all turns of all loops, whose axes x has in front."""
+        moments = self.moments
+        for _ in self.scanned:
+            moments = jax.vmap(moments)
+        shared = tuple(i for i, scanned in enumerate(self.scanned) if not scanned)
+        summed = {name: value.sum(axis=shared) for name, value in moments(x).items()}
+        loops = len(self.scanned) - len(shared)
+        return {k: v.reshape(-1, *v.shape[loops + 1 :]) for k, v in summed.items()}
+
+    def all_sums(self, x: Array) -> dict[str, Array]:
+        """The sums of x * x and x [blocks, inputs], without the products in between."""
+        rows = self.all_rows(x)
+        if rows is None:
+            return {"square": self.all_moments(x)["second"]}
+        return {"square": jnp.sum(rows * rows, axis=1), "first": jnp.sum(rows, axis=1)}
+
+    def all_rows(self, x: Array) -> Array | None:
+        """The features of all turns as [blocks, positions, inputs]; a lookup has none."""
+        if self.kind == "lookup":
+            return None
+        spread = self._spread
+        for _ in self.scanned:
+            spread = jax.vmap(spread)
+        x, n = spread(x), len(self.scanned)
+        loops = [i for i, scanned in enumerate(self.scanned) if scanned]
+        turns = [i for i, scanned in enumerate(self.scanned) if not scanned]
+        blocks, positions = [n + i for i in self.blocks], [n + i for i in self.positions]
+        order = [*loops, *blocks, *turns, *positions, *(n + i for i in self.inputs)]
+        g = math.prod(x.shape[i] for i in (*loops, *blocks))
+        x = x.transpose(order).reshape(g, -1, self._size(self.inputs))
+        return x.astype(accumulator(x.dtype)) * self.scale
+
+    def _spread(self, x: Array) -> Array:
+        if self.kind == "conv":
+            options = dict(self.options)
+            x = lax.conv_general_dilated_patches(x, **options, precision=lax.Precision.HIGHEST)
+        elif self.kind == "scale":
+            x = jnp.broadcast_to(x, dict(self.options)["shape"])
+        return x.reshape(self.sizes)
+
+    def _second(self, x: Array, dtype: Any) -> Array:
+        if not self.inputs:
+            wide = x.astype(dtype)
+            return jnp.sum(wide * wide, axis=self.positions).transpose(_ranks(self.blocks))
+        second = lax.dot_general(
+            x,
+            x,
+            ((self.positions, self.positions), (self.blocks, self.blocks)),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=dtype,
+        )
+        # Its axes: blocks, inputs, inputs; the inputs as they stand in x.
+        g, d = len(self.blocks), len(self.inputs)
+        ranks = _ranks(self.inputs)
+        return second.transpose(*range(g), *(g + i for i in ranks), *(g + d + i for i in ranks))
+
+    def _occurrences(self, indices: Array) -> Array:
+        """How often each row was looked up: the diagonal of the one-hot features' x x^T."""
+        mode = "clip" if dict(self.options)["mode"] == lax.GatherScatterMode.CLIP else "drop"
+        counts = jnp.zeros(self.rows, jnp.float32)
+        return counts.at[indices.reshape(-1)].add(self.scale**2, mode=mode)[None]
+
+    def _size(self, axes: Sequence[int]) -> int:
+        return math.prod(self.sizes[i] for i in axes)
+
+
+def arrange(site: Site, claim: Claim) -> Arrangement:
+    """The arrangement of a site's features in its neuron's layout."""
+    blocks, inputs, _ = claim.order
+    atoms = [] if site.feature_axes is None else _axes.flatten(site.feature_axes)
+    places = {id(atom): i for i, atom in enumerate(atoms)}
+    block_axes = tuple(places[id(atom)] for atom in blocks if id(atom) in places)
+    input_axes = tuple(places[id(atom)] for atom in inputs if id(atom) in places)
+    options = {k: v if k != "padding" else tuple(v) for k, v in (site.patches or {}).items()}
+    return Arrangement(
+        kind=site.kind,
+        sizes=tuple(atom.size for atom in atoms),
+        blocks=block_axes,
+        positions=tuple(i for i in range(len(atoms)) if i not in {*block_axes, *input_axes}),
+        inputs=input_axes,
+        rows=claim.layout.inputs,
+        scale=site.view.scale,
+        has_bias=claim.bias is not None,
+        scanned=tuple(chain.scanned for chain in site.view.chains[1:]),
+        options=tuple(options.items()),
+    )
+
+
+def _ranks(places: Sequence[int]) -> list[int]:
+    ordered = sorted(places)
+    return [ordered.index(place) for place in places]

@@ -1,0 +1,125 @@
+"""From a loss function to its jaxpr: which leaves are parameters, which data, which neither."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+
+def path_name(path: Sequence[Any]) -> str:
+    """The key path as people write it, without the `.value` that NNX's variables end in."""
+    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name == "value":
+        path = path[:-1]
+    return jax.tree_util.keystr(tuple(path), simple=True, separator=".")
+
+
+def is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def is_parameter(leaf: Any) -> bool:
+    """As in `equinox.filter_value_and_grad`: the inexact arrays are the parameters."""
+    return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A loss as a jaxpr whose first inputs are the parameters."""
+
+    jaxpr: jex.ClosedJaxpr
+    names: list[str]
+    parameters: list[Any]
+    data: list[Any]
+    shape_of_output: Callable[[Sequence[Any]], tuple[Any, Any]]
+    gradient_tree: Callable[[Sequence[Any]], Any]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(leaf.shape) for leaf in self.parameters]
+
+
+def trace_loss(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    has_aux: bool | None,
+) -> Trace:
+    """Traces `loss_fn(params, *args, **kwargs)`, whatever else than arrays is among them.
+
+    With `has_aux=None`, the loss may return a pair or not.
+    """
+    with_paths, params_tree = jax.tree_util.tree_flatten_with_path(params)
+    names = [path_name(path) for path, leaf in with_paths if is_parameter(leaf)]
+    leaves, tree = jax.tree.flatten((params, tuple(args), dict(kwargs)))
+    is_param = [is_parameter(leaf) for _, leaf in with_paths]
+    is_param += [False] * (len(leaves) - len(with_paths))
+    is_data = [is_array(leaf) and not p for leaf, p in zip(leaves, is_param, strict=True)]
+    parameters = [leaf for leaf, p in zip(leaves, is_param, strict=True) if p]
+    data = [leaf for leaf, d in zip(leaves, is_data, strict=True) if d]
+    if not parameters:
+        raise ValueError(
+            "the parameters hold no floating-point array, so there is nothing to train. Pass the "
+            "model itself as the first argument: find_neurons(loss_fn, params, batch)."
+        )
+    for leaf in data:
+        if 0 in leaf.shape:
+            raise ValueError(
+                f"an argument of the loss is empty (shape {leaf.shape}): no batch, no features. "
+                "Drop empty batches before the step."
+            )
+    output: dict[str, Any] = {}
+
+    def flat(parameters: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        iter_p, iter_d = iter(parameters), iter(data)
+        merged = [
+            next(iter_p) if p else next(iter_d) if d else leaf
+            for leaf, p, d in zip(leaves, is_param, is_data, strict=True)
+        ]
+        params, args, kwargs = jax.tree.unflatten(tree, merged)
+        result = loss_fn(params, *args, **kwargs)
+        pair = isinstance(result, tuple) if has_aux is None else has_aux
+        value, aux = result if pair else (result, None)
+        _check_value(value)
+        aux_leaves, output["tree"] = jax.tree.flatten(aux)
+        output["static"] = [None if is_array(leaf) else leaf for leaf in aux_leaves]
+        output["arrays"] = [is_array(leaf) for leaf in aux_leaves]
+        return [value, *(leaf for leaf in aux_leaves if is_array(leaf))]
+
+    jaxpr = jax.make_jaxpr(flat)(parameters, data)
+
+    def unflatten(outs: Sequence[Any]) -> tuple[Any, Any]:
+        arrays = iter(outs[1:])
+        aux = [
+            next(arrays) if array else static
+            for array, static in zip(output["arrays"], output["static"], strict=True)
+        ]
+        return outs[0], jax.tree.unflatten(output["tree"], aux)
+
+    def gradient_tree(gradients: Sequence[Any]) -> Any:
+        found = iter(gradients)
+        return jax.tree.unflatten(
+            params_tree, [next(found) if is_parameter(leaf) else None for _, leaf in with_paths]
+        )
+
+    return Trace(jaxpr, names, parameters, data, unflatten, gradient_tree)
+
+
+def _check_value(value: Any) -> None:
+    if isinstance(value, tuple):
+        raise TypeError(
+            "the loss returned a tuple. If it is (value, aux), pass has_aux=True to find_neurons "
+            "and backprop."
+        )
+    shape, dtype = jnp.shape(value), jnp.result_type(value)
+    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"the loss must return a real scalar, but returned {dtype}{list(shape)}. Reduce it, "
+            "for example with jnp.mean(losses)."
+        )

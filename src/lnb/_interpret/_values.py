@@ -1,0 +1,147 @@
+"""What the static pass knows of each value in the program."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from . import _axes
+from ._axes import Atom, Axes
+from ._program import Chain, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Const:
+    """Depends on neither parameters nor batch; `value` where it is a known scalar."""
+
+    value: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A slice of one of a parameter's atoms; `atom` is what is left of it."""
+
+    source: Atom
+    start: int
+    stop: int
+    stride: int
+    atom: Atom | None
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Linear in one parameter alone.
+
+    `axes` is `None` where the view is no mere rearrangement; `cuts` are the slices on its way,
+    `stacked` the axes that loops slice it along, `scale` the constant that multiplies it.
+    """
+
+    parameter: int
+    axes: Axes | None
+    chains: tuple[Chain, ...] = (Chain(),)
+    cuts: tuple[Cut, ...] = ()
+    stacked: tuple[tuple[Atom, ...], ...] = ()
+    scale: float = 1.0
+    fraction: float = 1.0  # of the parameter's elements that it covers
+
+    def then(self, step: Step | None, **changes: Any) -> View:
+        if step is not None:
+            last = self.chains[-1]
+            chain = dataclasses.replace(last, steps=(*last.steps, step))
+            changes["chains"] = (*self.chains[:-1], chain)
+        return dataclasses.replace(self, **changes)
+
+    def loop(self, scanned: bool) -> View:
+        """The view as the body of a loop sees it."""
+        changes: dict[str, Any] = {"chains": (*self.chains, Chain(scanned=scanned))}
+        if scanned:
+            usable = self.axes is not None and _axes.labels(self.axes[0]) <= {"parameter"}
+            changes["axes"] = self.axes[1:] if self.axes is not None and usable else None
+            changes["stacked"] = (*self.stacked, self.axes[0] if self.axes is not None else ())
+        return dataclasses.replace(self, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entangled:
+    """A function of parameters alone that is linear in none of them; harmless until it meets data."""
+
+    parameters: frozenset[int]
+    reason: str
+    opaque: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Roles:
+    """Which of a weight's atoms tell blocks, inputs and outputs apart, in their order of layout."""
+
+    blocks: list[Atom]
+    inputs: list[Atom]
+    outputs: list[Atom]
+
+    def leaves(self) -> tuple[list[Atom], list[Atom], list[Atom]]:
+        return _axes.leaves(self.blocks), _axes.leaves(self.inputs), _axes.leaves(self.outputs)
+
+
+@dataclasses.dataclass(eq=False)
+class Site:
+    """A place where a weight meets data linearly.
+
+    `feature` is the data's variable, `feature_axes` how its axes correspond to the weight's atoms
+    (of its patches, for a convolution: `patches` are their options).
+    """
+
+    kind: str
+    view: View
+    step: Step
+    scope: Any
+    feature: Any
+    positions: int
+    loops: tuple[int, ...]  # the trip counts of the loops around it
+    roles: Roles | None = None
+    feature_axes: Axes | None = None
+    patches: dict[str, Any] | None = None
+    after: tuple[Step, ...] = ()  # from the site's own output to where the bias is added
+    bias: View | None = None
+    bias_pairs: list[tuple[Atom, Atom]] = dataclasses.field(default_factory=list)
+
+    def count(self, depth: int = 0) -> int:
+        """n, the positions at which one output unit is computed, within `depth` loops."""
+        turns = 1
+        for length, chain in zip(self.loops[depth:], self.view.chains[1 + depth :], strict=True):
+            turns *= 1 if chain.scanned else length
+        return self.positions * turns
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """The output of exactly one site (plus data that no site puts out), seen through views."""
+
+    site: Site
+    axes: Axes
+    steps: tuple[Step, ...] = ()
+
+
+class _Mixed:
+    """The sum, or a part, of site outputs: no bias can be told from it."""
+
+
+MIXED = _Mixed()
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Depends on the batch, or on parameters beyond their sites."""
+
+    output: Output | _Mixed | None = None
+
+
+Value = Const | View | Entangled | Data
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+    """How a parameter is used: at a site, as a bias, added, or in a way that nothing can claim."""
+
+    kind: str  # "site", "bias", "identity", "nonlinear", "opaque"
+    site: Site | None = None
+    reason: str = ""

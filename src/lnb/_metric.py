@@ -1,0 +1,178 @@
+"""The metric M = (1/n) J^T J of a neuron, as an operator on its parameters.
+
+Features come in one of two forms. A `Gram` holds the sums of x x^T and x, all that M depends on; a
+`MatrixFree` holds the features themselves, and M theta is J^T (J theta) by differentiating the map
+from parameters to outputs (the paper's matrix-vector product, section "Optimization").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._interpret import Arrangement, Layout, Program, accumulator
+
+HIGHEST = lax.Precision.HIGHEST
+
+
+class Theta(NamedTuple):
+    """A neuron's parameters, gradient or direction, as blocks of matrices."""
+
+    weight: Array  # [blocks, inputs, outputs]
+    bias: Array | None  # [blocks, outputs]
+
+
+class Gram(NamedTuple):
+    """The second moment of a neuron's features. All are sums: over sites, batches and devices they add."""
+
+    second: Array  # sum of x x^T, [blocks, inputs, inputs]; of a lookup the diagonal, [blocks, inputs]
+    first: Array | None  # sum of x, [blocks, inputs], where there is a bias
+    count: Array  # n, the number of positions
+
+
+class Moments(NamedTuple):
+    """The means of x and x * x, [blocks, inputs] each."""
+
+    first: Array | None
+    square: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteMap:
+    """One site of a neuron: its outputs as a function of its parameters, its features as rows."""
+
+    program: Program
+    arrangement: Arrangement | None  # `None` where the weight has no matrix form
+    feature: str  # the residual that is the features
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["residuals", "count"],
+    meta_fields=["sites", "layout", "bias_layout"],
+)
+@dataclasses.dataclass(frozen=True)
+class MatrixFree:
+    """The features themselves, with all else that the sites' outputs depend on."""
+
+    residuals: tuple[dict[str, Array], ...]  # of each site
+    count: Array
+    sites: tuple[SiteMap, ...]
+    layout: Layout
+    bias_layout: Layout | None
+
+    def outputs(self, theta: Theta) -> tuple[Array, ...]:
+        """The neuron's outputs at all its positions, were `theta` its parameters."""
+        weight, bias = self.layout.from_matrix(theta.weight), theta.bias
+        if bias is not None:
+            assert self.bias_layout is not None
+            bias = self.bias_layout.from_matrix(bias[:, None, :])
+        return tuple(
+            site.program(weight, bias, {int(slot): value for slot, value in residuals.items()})
+            for site, residuals in zip(self.sites, self.residuals, strict=True)
+        )
+
+    def squares(self) -> Array:
+        """The sums of x * x for each element of the weight: the diagonal of J^T J.
+
+        Every output is a sum of features times elements, each element once; so with the features
+        squared, what flows back from ones is the sum of squares.
+        """
+        squared = [
+            {k: v * v if jnp.issubdtype(v.dtype, jnp.inexact) else v for k, v in site.items()}
+            for site in self.residuals
+        ]
+        zeros = jnp.zeros((self.layout.blocks, self.layout.inputs, self.layout.outputs), self.dtype)
+        copy = dataclasses.replace(self, residuals=tuple(squared))
+        outputs, backward = jax.vjp(lambda weight: copy.outputs(Theta(weight, None)), zeros)
+        return backward(jax.tree.map(jnp.ones_like, outputs))[0]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """That of the statistics."""
+        dtypes = [accumulator(x.dtype) for x in jax.tree.leaves(self.residuals)]
+        return max(dtypes, key=lambda dtype: dtype.itemsize)
+
+
+Features = Gram | MatrixFree
+
+
+def count(features: Features) -> Array:
+    """n, the number of positions that the features come from."""
+    return features.count
+
+
+def product(features: Features, theta: Theta) -> Theta:
+    """M theta, exactly."""
+    share = _share(features.count, theta.weight.dtype)
+    if isinstance(features, MatrixFree):
+        zeros = jax.tree.map(jnp.zeros_like, theta)
+        _, jacobian = jax.linearize(features.outputs, zeros)
+        (result,) = jax.linear_transpose(jacobian, theta)(jacobian(theta))
+        return jax.tree.map(lambda leaf: leaf * share, result)
+    second = features.second.astype(theta.weight.dtype)
+    if second.ndim == 2:  # a lookup
+        return Theta(second[:, :, None] * theta.weight * share, None)
+    weight = jnp.matmul(second, theta.weight, precision=HIGHEST)
+    if theta.bias is None:
+        return Theta(weight * share, None)
+    assert features.first is not None
+    first = features.first.astype(theta.weight.dtype)
+    weight += first[:, :, None] * theta.bias[:, None, :]
+    bias = jnp.einsum("gd,gdo->go", first, theta.weight, precision=HIGHEST)
+    bias += features.count.astype(theta.bias.dtype) * theta.bias
+    return Theta(weight * share, bias * share)
+
+
+def gram(features: Features) -> Gram | None:
+    """The gram, built from the features where they are held; `None` where M has no such form."""
+    if isinstance(features, Gram):
+        return features
+    parts = []
+    for site, residuals in zip(features.sites, features.residuals, strict=True):
+        if site.arrangement is None:
+            return None
+        parts.append(site.arrangement.all_moments(residuals[site.feature]))
+    total = jax.tree.map(lambda *sums: functools.reduce(jnp.add, sums), *parts)
+    return Gram(total["second"], total.get("first"), features.count)
+
+
+def rows(features: Features) -> Array | None:
+    """The features as [blocks, positions, inputs], where they are held and have that form."""
+    if isinstance(features, Gram):
+        return None
+    found = []
+    for site, residuals in zip(features.sites, features.residuals, strict=True):
+        arrangement = site.arrangement
+        found.append(None if arrangement is None else arrangement.all_rows(residuals[site.feature]))
+    return None if any(x is None for x in found) else jnp.concatenate(found, axis=1)
+
+
+def moments(features: Features) -> Moments:
+    """The means of x and x * x (its first is `None` without a bias, or without a matrix form)."""
+    if isinstance(features, Gram):
+        second, first = features.second, features.first
+        square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
+    elif all(site.arrangement is not None for site in features.sites):
+        sums = [
+            site.arrangement.all_sums(residuals[site.feature])  # type: ignore[union-attr]
+            for site, residuals in zip(features.sites, features.residuals, strict=True)
+        ]
+        square = sum((part["square"] for part in sums[1:]), sums[0]["square"])
+        has_bias = features.bias_layout is not None
+        first = sum((p["first"] for p in sums[1:]), sums[0]["first"]) if has_bias else None
+    else:
+        square, first = features.squares()[:, :, 0], None
+    share = _share(features.count, square.dtype)
+    return Moments(None if first is None else first * share, square * share)
+
+
+def _share(n: Array, dtype: jnp.dtype) -> Array:
+    """1 / n, and nothing of nothing."""
+    n = n.astype(dtype)
+    return jnp.where(n > 0, 1 / jnp.maximum(n, 1), 0)

@@ -1,0 +1,292 @@
+"""Neurons: which parameters of a network form which linear function."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from ._interpret import (
+    Claim,
+    Layout,
+    Lineage,
+    Trace,
+    accumulator,
+    is_parameter,
+    make_claims,
+    path_name,
+    trace_lineage,
+    trace_loss,
+)
+from ._metric import Features, Theta, product
+from ._table import render
+
+METRICS = ("auto", "matrix-free", "gram")
+Exclude = str | Callable[[str], bool] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Neuron:
+    """A function linear in its parameters: a weight, and a bias where there is one.
+
+    Attributes:
+      name: what the table and the diagnostics call it: the weight's key path, and which slice of
+        it where slices of one weight are neurons of their own.
+      weight: the key path of the weight.
+      bias: the key path of the bias, or `None`.
+      kind: `"dense"`, `"conv"`, `"lookup"`, `"scale"` or `"identity"` (M = I by definition).
+      metric: how M is held: `"gram"`, `"matrix-free"` or `"identity"`.
+      d_in: the number of inputs (of a convolution, filter taps times channels).
+      d_out: the number of outputs.
+      sites: at how many places in the program it is applied.
+      n: the number of positions at which one output unit is computed.
+    """
+
+    name: str
+    weight: str
+    bias: str | None
+    kind: str
+    metric: str
+    d_in: int
+    d_out: int
+    sites: int
+    n: int
+    layout: Layout = dataclasses.field(repr=False)
+    bias_layout: Layout | None = dataclasses.field(repr=False)
+    has_gram: bool = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Neurons:
+    """The neurons of a network, as `find_neurons` found them: immutable and hashable.
+
+    Attributes:
+      unclaimed: (key path, reason) for each parameter that nothing could claim. They are trained
+        all the same, with the identity for a metric.
+    """
+
+    neurons: tuple[Neuron, ...]
+    unclaimed: tuple[tuple[str, str], ...]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __iter__(self) -> Iterator[Neuron]:
+        return iter(self.neurons)
+
+    def __len__(self) -> int:
+        return len(self.neurons)
+
+    def __getitem__(self, name: str) -> Neuron:
+        for neuron in self.neurons:
+            if name in (neuron.name, neuron.weight):
+                return neuron
+        raise KeyError(f"no neuron has the weight {name!r}. There are: {[n.name for n in self]}")
+
+    def __repr__(self) -> str:
+        return render(self)
+
+    def labels(self, params: Any) -> Any:
+        """A label for each parameter, for `optax.partition`.
+
+        `"lnb"` for the parameters of neurons that have a metric to solve for, `"identity"` for
+        the others and for what is unclaimed.
+        """
+        solved = {n.weight for n in self if n.kind != "identity"}
+        solved |= {n.bias for n in self if n.kind != "identity" and n.bias is not None}
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: "lnb" if path_name(path) in solved else "identity", params
+        )
+
+
+def find_neurons(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    has_aux: bool = False,
+    metric: str = "auto",
+    exclude: Exclude = None,
+    **kwargs: Any,
+) -> Neurons:
+    """Finds the linear neurons of a network by following its parameters through the loss.
+
+    The loss is traced once, abstractly: arrays and `jax.ShapeDtypeStruct` do alike. Nothing about
+    the model is assumed: any pytree of parameters, any function that JAX can differentiate.
+
+    Args:
+      loss_fn: a function of parameters and batch that returns a scalar (or a scalar and auxiliary
+        output, with `has_aux`), as for `jax.value_and_grad`.
+      params: the parameters; the inexact arrays among its leaves are what is trained.
+      *args: the other arguments of `loss_fn`, of the shapes that training will see.
+      has_aux: whether `loss_fn` returns a pair.
+      metric: how to hold M. `"gram"` is the second moment of the features, `"matrix-free"` the
+        features themselves, `"auto"` whichever is cheaper.
+      exclude: parameters to leave unclaimed: a regular expression searched for in key paths, or a
+        function of the key path.
+      **kwargs: the other keyword arguments of `loss_fn`.
+
+    Returns:
+      The `Neurons`. Print it.
+
+    >>> import jax, jax.numpy as jnp, lnb
+    >>> def loss_fn(params, x, y):
+    ...     return jnp.mean((jnp.tanh(x @ params["w"] + params["b"]) @ params["v"] - y) ** 2)
+    >>> params = {"w": jnp.ones((3, 5)), "b": jnp.zeros((5,)), "v": jnp.ones((5, 2))}
+    >>> neurons = lnb.find_neurons(loss_fn, params, jnp.ones((8, 3)), jnp.ones((8, 2)))
+    >>> [(neuron.weight, neuron.bias, neuron.kind) for neuron in neurons]
+    [('w', 'b', 'dense'), ('v', None, 'dense')]
+    """
+    if metric not in METRICS:
+        raise ValueError(f"metric must be one of {METRICS}, not {metric!r}.")
+    trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
+    _, claims, unclaimed = claim(trace, exclude)
+    neurons = tuple(_neuron(c, trace, metric) for c in claims)
+    return Neurons(
+        neurons,
+        tuple((trace.names[i], reason) for i, reason in sorted(unclaimed.items())),
+        tuple(zip(trace.names, trace.shapes, strict=True)),
+    )
+
+
+def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[int, str]]:
+    """The static pass over a traced loss."""
+    lineage = trace_lineage(trace.jaxpr.jaxpr, trace.jaxpr.consts, len(trace.parameters))
+    excluded = [_is_excluded(exclude, name) for name in trace.names]
+    complex_ = [jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in trace.parameters]
+    claims, unclaimed = make_claims(lineage, trace.shapes, excluded, complex_)
+    return lineage, claims, unclaimed
+
+
+def _is_excluded(exclude: Exclude, name: str) -> bool:
+    if exclude is None:
+        return False
+    return bool(re.search(exclude, name)) if isinstance(exclude, str) else bool(exclude(name))
+
+
+def _neuron(c: Claim, trace: Trace, metric: str) -> Neuron:
+    return Neuron(
+        name=trace.names[c.weight] + c.suffix,
+        weight=trace.names[c.weight],
+        bias=None if c.bias is None else trace.names[c.bias],
+        kind=c.kind,
+        metric=_choose(c, metric),
+        d_in=c.d_in,
+        d_out=c.d_out,
+        sites=c.n_sites,
+        n=c.n,
+        layout=c.layout,
+        bias_layout=c.bias_layout,
+        has_gram=c.has_gram,
+    )
+
+
+def _choose(c: Claim, metric: str) -> str:
+    """How M is held. A gram must pay off in time (n > d), and not dwarf the weight in memory."""
+    if c.kind == "identity":
+        return "identity"
+    if not c.has_gram:
+        return "matrix-free"
+    if c.sharded:
+        return "gram"
+    if metric != "auto":
+        return metric
+    if c.kind in {"lookup", "scale"}:
+        return "gram"
+    layout = c.layout
+    entries, weights = layout.blocks * layout.inputs**2, math.prod(layout.shape)
+    fits = entries <= max(2**22, 20 * weights)
+    return "gram" if fits and c.n >= layout.inputs else "matrix-free"
+
+
+# -- parameters as neurons see them -------------------------------------------------------------
+
+
+def split(neurons: Neurons, tree: Any) -> tuple[dict[str, Theta], dict[str, Array]]:
+    """Takes a tree shaped like the parameters apart: each neuron's share, and all other leaves.
+
+    A neuron whose weight is masked out is not there; one whose bias is masked out has none.
+    """
+    leaves = _named_leaves(neurons, tree)
+    thetas: dict[str, Theta] = {}
+    taken: set[str] = set()
+    for neuron in neurons:
+        if neuron.kind == "identity" or neuron.weight not in leaves:
+            continue
+        taken |= {neuron.weight, neuron.bias or neuron.weight}
+        bias = leaves.get(neuron.bias) if neuron.bias is not None else None
+        thetas[neuron.name] = Theta(
+            _to_matrix(neuron.layout, leaves[neuron.weight]),
+            None if bias is None else _to_matrix(neuron.bias_layout, bias)[:, 0, :],
+        )
+    return thetas, {name: leaf for name, leaf in leaves.items() if name not in taken}
+
+
+def join(
+    neurons: Neurons, tree: Any, thetas: Mapping[str, Theta], rest: Mapping[str, Array]
+) -> Any:
+    """The inverse of `split`, with the structure and dtypes of `tree`."""
+    arrays = dict(rest)
+    for neuron in neurons:
+        if neuron.name not in thetas:
+            continue
+        theta = thetas[neuron.name]
+        weight = neuron.layout.from_matrix(theta.weight)
+        known = arrays.get(neuron.weight)  # other slices of the same weight
+        arrays[neuron.weight] = weight if known is None else known + weight
+        if theta.bias is not None and neuron.bias is not None:
+            assert neuron.bias_layout is not None
+            arrays[neuron.bias] = neuron.bias_layout.from_matrix(theta.bias[:, None, :])
+    place = lambda path, leaf: (
+        arrays[path_name(path)].astype(leaf.dtype) if is_parameter(leaf) else leaf
+    )
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def metric_product(neurons: Neurons, features: Mapping[str, Features], vector: Any) -> Any:
+    """M times a tree shaped like the parameters: for tests, spectra and solvers of one's own.
+
+    M is block-diagonal over the neurons, and the identity on all other parameters.
+
+    Args:
+      neurons: the `Neurons`.
+      features: what `backprop` or `features` returned.
+      vector: a tree shaped like the parameters.
+
+    Returns:
+      A tree shaped like the parameters.
+    """
+    thetas, rest = split(neurons, vector)
+    products = {name: product(features[name], theta) for name, theta in thetas.items()}
+    return join(neurons, vector, products, rest)
+
+
+def _to_matrix(layout: Layout | None, leaf: Array) -> Array:
+    assert layout is not None
+    return layout.to_matrix(leaf.astype(accumulator(leaf.dtype)))
+
+
+def _named_leaves(neurons: Neurons, tree: Any) -> dict[str, Array]:
+    shapes = dict(neurons.shapes)
+    leaves: dict[str, Array] = {}
+    masked = lambda node: isinstance(node, optax.MaskedNode)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=masked):
+        if not is_parameter(leaf):
+            continue
+        name = path_name(path)
+        if name not in shapes:
+            raise ValueError(
+                f"parameter {name!r} is not among those that find_neurons saw "
+                f"({', '.join(shapes) or 'none'}). Call find_neurons again on these parameters."
+            )
+        if tuple(leaf.shape) != shapes[name]:
+            raise ValueError(
+                f"parameter {name!r} has shape {tuple(leaf.shape)}, but find_neurons saw "
+                f"{shapes[name]}. Call find_neurons again on these parameters."
+            )
+        leaves[name] = leaf
+    return leaves

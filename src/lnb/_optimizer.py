@@ -1,0 +1,324 @@
+"""Linear Neuron Boosting as optax transformations."""
+
+import math
+from numbers import Real
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.typing import ArrayLike
+
+from ._damping import Damping
+from ._guard import at_least_float32, guard
+from ._metric import Theta, moments
+from ._moments import Average
+from ._neurons import Neuron, Neurons, join, split
+from ._norms import NORMS, Boosted
+from ._solvers import CG, Cholesky, Krylov, Solver
+
+
+class ScaleByLNBState(NamedTuple):
+    """State of `scale_by_lnb`.
+
+    Attributes:
+      count: steps taken.
+      solver: the solver's state for each neuron, by name.
+      norm: sqrt(z) of the last step.
+      capped: whether `min_norm` made the last step shorter.
+      neuron_norms: the norm of each neuron's own direction in the last step, by name.
+    """
+
+    count: Array
+    solver: dict[str, Any]
+    norm: Array
+    capped: Array
+    neuron_norms: dict[str, Array]
+
+
+def scale_by_lnb(
+    neurons: Neurons,
+    *,
+    solver: Solver = Cholesky(),
+    norm: str = "network",
+    damping: ArrayLike = 0.1,
+    relative_damping: bool = True,
+    min_norm: ArrayLike = 1e-2,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Replaces gradients by normalised boosted directions.
+
+    Each neuron's direction h solves :math:`(M + \gamma I) h = g`, the normal equation of the fit of
+    the backpropagated errors to the neuron's features. Its norm as a function is
+    :math:`\sqrt{h \cdot g}`, and what is returned is :math:`h / \max(min\_norm, \sqrt{h \cdot g})`.
+    Parameters of no neuron have M = I: their direction is their gradient.
+
+    Args:
+      neurons: what `lnb.find_neurons` found.
+      solver: how directions are found: `lnb.Cholesky`, `lnb.CG`, `lnb.Woodbury`, `lnb.Krylov`.
+      norm: which trust region a step is measured in. `"network"`: one for all; `"neuron"`: one for
+        each neuron, and for each parameter of none; `"spectral"`: one each, in the operator norm
+        of the change, for neurons whose metric the solver factorises.
+      damping: :math:`\gamma`, not added for biases.
+      relative_damping: whether damping is a multiple of the mean variance of a neuron's features
+        (without a bias: of their mean power).
+      min_norm: norms are raised to at least this, which keeps small gradients' steps small; the
+        square root of the paper's :math:`z_0`.
+
+    Returns:
+      A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}.")
+    named = {neuron.name: neuron for neuron in neurons}
+    damping_ = Damping(damping, relative_damping)
+
+    def init_fn(params: Any) -> ScaleByLNBState:
+        thetas, _ = split(neurons, params)
+        zero = jnp.zeros((), jnp.result_type(float))
+        return ScaleByLNBState(
+            count=jnp.zeros((), jnp.int32),
+            solver={name: solver.init(named[name], theta) for name, theta in thetas.items()},
+            norm=zero,
+            capped=jnp.zeros((), bool),
+            neuron_norms=dict.fromkeys(thetas, zero),
+        )
+
+    def boost(neuron: Neuron, features: Any, gradient: Theta, state: Any) -> tuple[Boosted, Any]:
+        state = solver.update(neuron, features, state, damping_)
+        direction, state = solver.direction(neuron, features, gradient, state, damping_)
+        factor = solver.factor(neuron, state)
+        return Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor), state
+
+    def update_fn(updates, state, params=None, *, features=None, **extra_args):
+        del params, extra_args
+        gradients, rest = split(neurons, at_least_float32(updates))
+        _check(named, gradients, features)
+        boosted, solver_state = {}, {}
+        for name, gradient in gradients.items():
+            boosted[name], solver_state[name] = boost(
+                named[name], features[name], gradient, state.solver[name]
+            )
+        parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
+        step = NORMS[norm](parts, min_norm)
+        state = ScaleByLNBState(
+            count=state.count + 1,
+            solver=solver_state,
+            norm=step.norm,
+            capped=step.capped,
+            neuron_norms=dict(zip(boosted, step.norms, strict=False)),
+        )
+        directions = iter(step.directions)
+        thetas = {name: next(directions) for name in boosted}
+        return join(neurons, updates, thetas, dict(zip(rest, directions, strict=True))), state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+class AverageGradientState(NamedTuple):
+    """State of `average_gradient`."""
+
+    count: Array
+    average: Average
+
+
+def average_gradient(decay: ArrayLike, nesterov: bool = False) -> optax.GradientTransformation:
+    """Replaces gradients by their debiased exponential moving average.
+
+    Args:
+      decay: decay of the average.
+      nesterov: whether to look ahead: return what the average would be after the same gradient
+        once more.
+
+    Returns:
+      A transformation.
+    """
+
+    def init_fn(params: Any) -> AverageGradientState:
+        return AverageGradientState(jnp.zeros((), jnp.int32), Average.empty(params))
+
+    def update_fn(updates, state, params=None):
+        del params
+        average = state.average.absorb(updates, decay)
+        ahead = average.absorb(updates, decay) if nesterov else average
+        return ahead.value, AverageGradientState(state.count + 1, average)
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def lnb(
+    learning_rate: optax.ScalarOrSchedule,
+    neurons: Neurons,
+    *,
+    solver: Solver = Cholesky(),
+    norm: str = "network",
+    gradient_decay: ArrayLike = 0.9,
+    nesterov: bool = False,
+    damping: ArrayLike = 0.1,
+    relative_damping: bool = True,
+    min_norm: ArrayLike = 1e-2,
+    weight_decay: ArrayLike = 1e-4,
+    weight_decay_mask: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Linear Neuron Boosting.
+
+    .. math::
+      g_t &= \text{ema}(g_{t-1}, \nabla \ell(\theta_t)) \\
+      h_t &= (M_t + \gamma I)^{-1} g_t \\
+      \theta_{t+1} &= (1 - \alpha \rho) \theta_t - \alpha h_t / \max(min\_norm, \Vert h_t \Vert)
+
+    with :math:`\Vert h \Vert^2 = h \cdot g`, the learning rate :math:`\alpha`, the paper's
+    :math:`\sqrt{\epsilon}`, and the weight decay :math:`\rho`. A gradient or feature that is not finite changes neither parameters nor state.
+
+    Args:
+      learning_rate: a number or a schedule.
+      neurons: what `lnb.find_neurons` found.
+      solver: how directions are found, see `lnb.scale_by_lnb`.
+      norm: `"network"`, `"neuron"` or `"spectral"`, see `lnb.scale_by_lnb`.
+      gradient_decay: decay of the gradient's moving average.
+      nesterov: whether that average looks one step ahead.
+      damping: see `lnb.scale_by_lnb`.
+      relative_damping: see `lnb.scale_by_lnb`.
+      min_norm: see `lnb.scale_by_lnb`.
+      weight_decay: the paper's :math:`\rho`; biases decay too.
+      weight_decay_mask: a pytree of booleans, or a function from parameters to one: what decays.
+
+    Returns:
+      A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
+
+    References:
+      Munoz, `Simple Linear Neuron Boosting <https://arxiv.org/abs/2502.01131>`_, 2025
+    """
+    if isinstance(learning_rate, Real) and not learning_rate >= 0:
+        raise ValueError(f"learning_rate={learning_rate} should be a number that is not negative.")
+    direction = scale_by_lnb(
+        neurons,
+        solver=solver,
+        norm=norm,
+        damping=damping,
+        relative_damping=relative_damping,
+        min_norm=min_norm,
+    )
+    return guard(
+        optax.chain(
+            average_gradient(gradient_decay, nesterov),
+            direction,
+            optax.add_decayed_weights(weight_decay, weight_decay_mask),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    )
+
+
+def algorithm1(
+    learning_rate: optax.ScalarOrSchedule,
+    neurons: Neurons,
+    *,
+    solver: Solver = Krylov(),
+    damping: ArrayLike = 0.0,
+    min_norm: ArrayLike = 0.0,
+    weight_decay: ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Linear Neuron Boosting without memory: the paper's Algorithm 1, for whole batches.
+
+    Args:
+      learning_rate: the paper's square root of epsilon, a number or a schedule.
+      neurons: what `lnb.find_neurons` found.
+      solver: the algorithm's `linear_solver`.
+      damping: added to the metric's diagonal as it is, biases excluded.
+      min_norm: norms are raised to at least this; the paper's algorithm has none.
+      weight_decay: the paper's rho.
+      weight_decay_mask: see `lnb.lnb`.
+
+    Returns:
+      A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
+    """
+    return lnb(
+        learning_rate,
+        neurons,
+        solver=solver,
+        norm="network",
+        gradient_decay=0.0,
+        damping=damping,
+        relative_damping=False,
+        min_norm=min_norm,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+    )
+
+
+def algorithm2(
+    learning_rate: optax.ScalarOrSchedule,
+    neurons: Neurons,
+    *,
+    solver: Solver = CG(),
+    gradient_decay: ArrayLike = 0.9,
+    damping: ArrayLike = 0.1,
+    min_norm: ArrayLike = 1e-2,
+    weight_decay: ArrayLike = 1e-4,
+    weight_decay_mask: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Online Linear Neuron Boosting: the paper's Algorithm 2.
+
+    Args:
+      learning_rate: the paper's square root of epsilon, a number or a schedule.
+      neurons: what `lnb.find_neurons` found.
+      solver: the algorithm's `cg`; holds the decays of its moments.
+      gradient_decay: decay of the gradient's moving average.
+      damping: added to the metric's diagonal as it is, biases excluded.
+      min_norm: the square root of the paper's z_0.
+      weight_decay: the paper's rho.
+      weight_decay_mask: see `lnb.lnb`.
+
+    Returns:
+      A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
+    """
+    return lnb(
+        learning_rate,
+        neurons,
+        solver=solver,
+        norm="network",
+        gradient_decay=gradient_decay,
+        damping=damping,
+        relative_damping=False,
+        min_norm=min_norm,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+    )
+
+
+def _neuron_rank(neuron: Neuron, theta: Theta) -> int:
+    if not neuron.has_gram:
+        return min(neuron.d_in, neuron.d_out)
+    blocks, inputs, outputs = theta.weight.shape
+    return blocks * min(inputs + (theta.bias is not None), outputs)
+
+
+def _rank(array: Array) -> int:
+    """That of a parameter of no neuron, seen as vectors along its last axis: 1 for one vector."""
+    last = array.shape[-1] if array.ndim else 1
+    return min(math.prod(array.shape[:-1]), last)
+
+
+def _check(named: dict[str, Neuron], gradients: dict[str, Theta], features: Any) -> None:
+    """Raises unless the features are those of these neurons."""
+    if features is None:
+        raise ValueError(
+            "LNB needs the features of the batch that the gradients come from:\n"
+            "    value, grads, features = lnb.backprop(loss_fn, neurons)(params, batch)\n"
+            "    updates, state = optimizer.update(grads, state, params, features=features)"
+        )
+    advice = "Give `lnb.backprop` and the optimizer the same `neurons`."
+    for name in features:
+        if name not in named:
+            raise ValueError(f"There are features for {name!r}, which is no neuron here. {advice}")
+    for name, gradient in gradients.items():
+        if name not in features:
+            raise ValueError(f"There are no features for the neuron {name!r}. {advice}")
+        expected = gradient.weight.shape[:2]
+        shape = jax.eval_shape(moments, features[name]).square.shape
+        if shape != expected:
+            raise ValueError(
+                f"The features of the neuron {name!r} have [blocks, inputs] = {list(shape)}, "
+                f"its weight has {list(expected)}. {advice}"
+            )

@@ -1,0 +1,39 @@
+"""What a solver is."""
+
+from typing import Any, Protocol
+
+from .._damping import Damping
+from .._factor import Factor
+from .._metric import Theta
+from .._neurons import Neuron
+
+
+class Solver(Protocol):
+    """Finds directions: M h = g, one neuron at a time.
+
+    A solver is a frozen dataclass whose fields are its settings. Subclass this and write
+    `direction`; what the solver remembers about a neuron is a pytree of its own choice. All methods
+    are pure. If the state has a field `residual`, the relative error |M h - g| / |g| of the last
+    direction, `lnb.diagnostics` reports it.
+    """
+
+    def init(self, neuron: Neuron, theta: Theta) -> Any:
+        """The state before the first step; `theta` gives shapes and dtypes."""
+        del neuron, theta
+        return ()
+
+    def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
+        """Absorbs the features of this step's batch."""
+        del neuron, features, damping
+        return state
+
+    def direction(
+        self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping
+    ) -> tuple[Theta, Any]:
+        """The direction and the next state. `state` comes from `update` on the same features."""
+        ...
+
+    def factor(self, neuron: Neuron, state: Any) -> Factor | None:
+        """The metric as L L^T where the solver has it: `norm="spectral"` asks for it."""
+        del neuron, state
+        return None

@@ -1,0 +1,126 @@
+"""A running inverse, updated by the Woodbury identity."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .._damping import Damping
+from .._factor import Factor
+from .._metric import Theta, gram, rows
+from .._moments import Average
+from .._neurons import Neuron
+from ._cg import CG
+from ._cholesky import Cholesky, Statistics, absorb, damped, empty_statistics, next_count
+from ._protocol import Solver
+
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+class WoodburyState(NamedTuple):
+    """What `Woodbury` remembers about a neuron whose features it sees row by row."""
+
+    count: Array  # batches since the inverse was last due to be made afresh
+    average: Average
+    inverse: Array  # [g, d, d], of the damped running second moment
+
+
+@dataclass(frozen=True)
+class Woodbury(Solver):
+    r"""A running inverse with rank-n updates: the paper's third online option.
+
+    Where the n rows of X are held and fewer than the d inputs, a step costs :math:`O(n d^2)`. The
+    inverse of a matrix that only decays grows without bound in the directions that features no
+    longer visit, damping included, so it is made afresh from the running second moment every so
+    often. Where X is not held there is nothing to update by: this is then `Cholesky`.
+
+    Args:
+      decay: decay of the running moments.
+      every: steps from one fresh inverse to the next.
+      fallback: the solver for neurons without a gram.
+    """
+
+    decay: float = 0.95
+    every: int = 20
+    fallback: Solver = field(default_factory=CG)
+
+    @property
+    def _cholesky(self) -> Cholesky:
+        return Cholesky(self.decay, self.every, self.fallback)
+
+    def init(self, neuron: Neuron, theta: Theta) -> Any:
+        if not _holds_rows(neuron):
+            return self._cholesky.init(neuron, theta)
+        statistics = empty_statistics(neuron, theta)
+        identity = jnp.eye(theta.weight.shape[1], dtype=theta.weight.dtype)
+        inverse = jnp.broadcast_to(identity, statistics.second.shape)
+        return WoodburyState(jnp.zeros((), jnp.int32), Average.empty(statistics), inverse)
+
+    def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
+        if not _holds_rows(neuron):
+            return self._cholesky.update(neuron, features, state, damping)
+        batch = gram(features)
+        average = absorb(state.average, batch, self.decay)
+        inverse = lax.cond(
+            state.count == 0,
+            lambda: _invert(damped(neuron, average.value, damping)),
+            lambda: _absorb_rows(
+                state.inverse, rows(features), batch.count, state.average.rate(self.decay)
+            ),
+        )
+        good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (batch.count > 0)
+        inverse = jnp.where(good, inverse, state.inverse)
+        count = next_count(state.count, batch, self.every)
+        return WoodburyState(count, average, inverse)
+
+    def direction(
+        self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping
+    ) -> tuple[Theta, Any]:
+        if not _holds_rows(neuron):
+            return self._cholesky.direction(neuron, features, gradient, state, damping)
+        return _solve(state.inverse, state.average.value, gradient), state
+
+    def factor(self, neuron: Neuron, state: Any) -> Factor | None:
+        return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)
+
+
+def _invert(matrix: Array) -> Array:
+    root = jnp.linalg.cholesky(matrix)
+    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
+    half = lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
+    return _matmul(half.mT, half)
+
+
+def _absorb_rows(inverse: Array, x: Array, n: Array, rate: Array) -> Array:
+    r"""From the inverse of :math:`S` to that of :math:`(1 - rate) S + rate X^T X / n`."""
+    rate, n, x = (array.astype(inverse.dtype) for array in (rate, n, x))
+    inverse, x = inverse / (1 - rate), x * jnp.sqrt(rate / n)
+    projected = _matmul(x, inverse)
+    inner = jnp.eye(x.shape[1], dtype=x.dtype)[None] + _matmul(projected, x.mT)
+    half = lax.linalg.triangular_solve(
+        jnp.linalg.cholesky(inner), projected, left_side=True, lower=True
+    )
+    return inverse - _matmul(half.mT, half)
+
+
+def _solve(inverse: Array, statistics: Statistics, gradient: Theta) -> Theta:
+    r"""The direction, from the inverse of :math:`A = \Sigma + \gamma I + \mu \mu^T`.
+
+    With a bias it takes that of :math:`\Sigma + \gamma I`, by the Sherman-Morrison identity.
+    """
+    weight, bias = gradient
+    if bias is None:
+        return Theta(_matmul(inverse, weight), None)
+    mean = statistics.first[:, :, None]
+    direction = _matmul(inverse, weight - mean * bias[:, None, :])
+    whitened = _matmul(inverse, mean)
+    # 1 / (1 + mu.(Sigma + gamma I)^-1 mu) by exact arithmetic, so positive.
+    rest = jnp.maximum(1 - _matmul(mean.mT, whitened), jnp.finfo(mean.dtype).eps)
+    direction = direction + whitened * (_matmul(mean.mT, direction) / rest)
+    return Theta(direction, bias - _matmul(mean.mT, direction)[:, 0, :])
+
+
+def _holds_rows(neuron: Neuron) -> bool:
+    return neuron.kind == "dense" and neuron.metric == "matrix-free" and neuron.has_gram

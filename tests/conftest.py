@@ -1,0 +1,33 @@
+"""Settings for every test: strict promotion, several devices, little compilation."""
+
+import os
+
+# Read once, when JAX starts its backend: before the import below.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        # The tests already run in one process a core.
+        "--xla_cpu_multi_thread_eigen=false",
+    ]
+)
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps compiled programs from one run to the next, beside pytest's own cache."""
+    assert config.cache is not None
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture
+def x64():
+    """Runs a test in float64."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,362 @@
+"""The program that `backprop` emits: no work done twice, nothing of the original lost."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import lnb
+
+POLICIES = {
+    "nothing": jax.checkpoint_policies.nothing_saveable,
+    "everything": jax.checkpoint_policies.everything_saveable,
+    "named": jax.checkpoint_policies.save_only_these_names("hidden"),
+}
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    values = np.random.default_rng(seed).normal(size=shape) / np.sqrt(shape[-1])
+    return jnp.asarray(values, jnp.float32)
+
+
+def compiled(function, *args):
+    return jax.jit(function).lower(*args).compile()
+
+
+def flops(function, *args) -> float:
+    return compiled(function, *args).cost_analysis()["flops"]
+
+
+def temporaries(function, *args) -> int:
+    return compiled(function, *args).memory_analysis().temp_size_in_bytes
+
+
+def size(tree) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def assert_trees_close(actual, expected, tolerance=1e-5):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for left, right in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        scale = float(jnp.max(jnp.abs(right), initial=1e-3))
+        np.testing.assert_allclose(left, right, rtol=0, atol=tolerance * scale)
+
+
+def mlp_params(*widths: int) -> list[dict[str, jax.Array]]:
+    pairs = itertools.pairwise(widths)
+    return [{"w": normal(i, *pair), "b": normal(9 + i, pair[1])} for i, pair in enumerate(pairs)]
+
+
+def mlp_loss(params, x, y):
+    for layer in params[:-1]:
+        x = jax.nn.relu(x @ layer["w"] + layer["b"][None])
+    return jnp.mean((x @ params[-1]["w"] + params[-1]["b"][None] - y) ** 2)
+
+
+def test_flops_of_grams():
+    """X^T X and the sum of x for every layer, nothing else: no forward work is done twice."""
+    widths, n = (12, 160, 16, 96), 256
+    params, args = mlp_params(*widths), (normal(1, n, widths[0]), normal(2, n, widths[-1]))
+    neurons = lnb.find_neurons(mlp_loss, params, *args, metric="gram")
+    assert [neuron.metric for neuron in neurons] == ["gram"] * 3
+    ours = flops(lnb.backprop(mlp_loss, neurons), params, *args)
+    theirs = flops(jax.value_and_grad(mlp_loss), params, *args)
+    statistics = sum(2 * n * d**2 + n * d for d in widths[:-1])
+    assert ours - theirs == pytest.approx(statistics, rel=0.02)
+
+
+def test_flops_of_features():
+    """A forward pass and the statistics."""
+    widths, n = (12, 160, 16, 96), 256
+    params, args = mlp_params(*widths), (normal(1, n, widths[0]), normal(2, n, widths[-1]))
+    neurons = lnb.find_neurons(mlp_loss, params, *args, metric="gram")
+    forward = flops(mlp_loss, params, *args)
+    statistics = sum(2 * n * d**2 + n * d for d in widths[:-1])
+    assert flops(lnb.features(mlp_loss, neurons), params, *args) < 1.02 * (forward + statistics)
+
+
+def test_flops_of_matrix_free():
+    """The features are there already: holding them costs nothing."""
+    widths, n = (12, 160, 16, 96), 256
+    params, args = mlp_params(*widths), (normal(1, n, widths[0]), normal(2, n, widths[-1]))
+    neurons = lnb.find_neurons(mlp_loss, params, *args, metric="matrix-free")
+    assert [neuron.metric for neuron in neurons] == ["matrix-free"] * 3
+    ours = flops(lnb.backprop(mlp_loss, neurons), params, *args)
+    assert ours <= 1.01 * flops(jax.value_and_grad(mlp_loss), params, *args)
+
+
+def test_one_gram_for_neurons_fed_the_same_array():
+    """Queries, keys and values have one X^T X between them."""
+    n, d = 128, 24
+    params = {name: normal(i, d, d) for i, name in enumerate(("q", "k", "v"))}
+
+    def loss_fn(params, x):
+        q, k, v = (x @ params[name] for name in ("q", "k", "v"))
+        return jnp.mean(jax.nn.softmax(q @ k.T) @ v)
+
+    x = normal(3, n, d)
+    neurons = lnb.find_neurons(loss_fn, params, x, metric="gram")
+    assert len(neurons) == 3
+    ours = flops(lnb.backprop(loss_fn, neurons), params, x)
+    theirs = flops(jax.value_and_grad(loss_fn), params, x)
+    assert ours - theirs < 1.1 * 2 * n * d**2
+
+
+def stacked(policy: str | None, has_aux: bool):
+    """Eight residual blocks in one scan, rematerialised unless the policy is None."""
+    layers, d, hidden, n = 8, 16, 32, 2048
+    params = {
+        "wide": normal(0, layers, d, hidden),
+        "bias": normal(1, layers, hidden),
+        "narrow": normal(2, layers, hidden, d),
+        "head": normal(3, d, 4),
+    }
+
+    def block(x, p):
+        h = jnp.tanh(x @ p["wide"] + p["bias"][None])
+        h = checkpoint_name(h, "hidden")
+        return x + jnp.sin(h) @ p["narrow"], None
+
+    if policy is not None:
+        block = jax.checkpoint(block, policy=POLICIES[policy], prevent_cse=False)
+
+    def loss_fn(params, x):
+        stack = {name: params[name] for name in ("wide", "bias", "narrow")}
+        x, _ = jax.lax.scan(block, x, stack)
+        loss = jnp.mean(jnp.sin(x @ params["head"]))
+        return (loss, {"largest": jnp.max(x)}) if has_aux else loss
+
+    return loss_fn, params, normal(4, n, d)
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_remat_under_scan(policy: str, has_aux: bool):
+    """Temporaries stay flat for grams; what each policy saves is saved, and no more."""
+    loss_fn, params, x = stacked(policy, has_aux)
+    neurons = lnb.find_neurons(loss_fn, params, x, has_aux=has_aux, metric="gram")
+    assert {neuron.metric for neuron in neurons} == {"gram"}
+    backprop = lnb.backprop(loss_fn, neurons, has_aux=has_aux)
+    ours = temporaries(backprop, params, x)
+    theirs = temporaries(jax.value_and_grad(loss_fn, has_aux=has_aux), params, x)
+    features = jax.eval_shape(backprop, params, x)[-1]
+    assert 0.9 * theirs <= ours <= 1.1 * theirs + 2 * size(features)
+
+
+def test_remat_under_scan_saves_memory():
+    """The settings above are told apart by the memory they take."""
+    sizes = [
+        temporaries(jax.value_and_grad(loss_fn), params, x)
+        for loss_fn, params, x in (stacked(policy, False) for policy in (*POLICIES, None))
+    ]
+    nothing, everything, named, none = sizes
+    assert nothing < 0.75 * named < 0.75 * everything <= none
+
+
+def test_grams_accumulate_over_time():
+    """Weights shared over a scan: the carry holds one gram, not one a step."""
+    steps, n, d = 64, 32, 16
+    params = {"w": normal(0, d, d), "b": normal(1, d)}
+
+    def loss_fn(params, x):
+        @jax.checkpoint
+        def step(h, x):
+            return jnp.tanh((h + x) @ params["w"] + params["b"][None]), None
+
+        h, _ = jax.lax.scan(step, jnp.zeros((n, d)), x)
+        return jnp.mean(h)
+
+    x = normal(2, steps, n, d)
+    neurons = lnb.find_neurons(loss_fn, params, x, metric="gram")
+    backprop = lnb.backprop(loss_fn, neurons)
+    gram = d * d * x.dtype.itemsize
+    assert size(jax.eval_shape(backprop, params, x)[-1]) < 2 * gram
+    extra = temporaries(backprop, params, x) - temporaries(jax.value_and_grad(loss_fn), params, x)
+    assert extra < 8 * gram
+
+
+def test_keeps_custom_jvp():
+    """A rule that is not the derivative of its body, between two neurons."""
+
+    @jax.custom_jvp
+    def activation(x):
+        return jnp.round(x)
+
+    @activation.defjvp
+    def _(primals, tangents):
+        return activation(*primals), 3 * tangents[0]
+
+    def loss_fn(params, x):
+        return jnp.mean(jnp.sin(activation(x @ params["w"]) @ params["v"]))
+
+    params = {"w": 3 * normal(0, 4, 5), "v": normal(1, 5, 2)}
+    x = normal(2, 7, 4)
+    neurons = lnb.find_neurons(loss_fn, params, x)
+    assert {neuron.name for neuron in neurons} == {"w", "v"}
+    value, gradients, _ = jax.jit(lnb.backprop(loss_fn, neurons))(params, x)
+    assert float(jnp.max(jnp.abs(gradients["w"]))) > 0
+    assert_trees_close((value, gradients), jax.value_and_grad(loss_fn)(params, x))
+
+
+def test_keeps_custom_vjp():
+    """A gradient reversal between two neurons, one around a parameter, neither seen through."""
+
+    @jax.custom_vjp
+    def reverse(x):
+        return jnp.sin(x)
+
+    reverse.defvjp(lambda x: (reverse(x), None), lambda _, g: (-g,))
+
+    @jax.custom_vjp
+    def opaque(x, w):
+        return x @ w
+
+    opaque.defvjp(lambda x, w: (x @ w, (x, w)), lambda r, g: (g @ r[1].T, 2 * r[0].T @ g))
+
+    def loss_fn(params, x):
+        x = opaque(reverse(x @ params["w"]), params["hidden"])
+        return jnp.mean(jnp.sin(x @ params["v"]))
+
+    params = {"w": normal(0, 4, 5), "hidden": normal(1, 5, 3), "v": normal(2, 3, 2)}
+    x = normal(3, 7, 4)
+    neurons = lnb.find_neurons(loss_fn, params, x)
+    assert {neuron.name for neuron in neurons} == {"w", "v"}
+    ((path, reason),) = neurons.unclaimed
+    assert path == "hidden"
+    assert "custom_vjp" in reason
+    value, gradients, _ = jax.jit(lnb.backprop(loss_fn, neurons))(params, x)
+    assert_trees_close((value, gradients), jax.value_and_grad(loss_fn)(params, x))
+    jaxpr = str(jax.make_jaxpr(lnb.features(loss_fn, neurons))(params, x))
+    assert "custom_vjp_call" in jaxpr
+
+
+def data_mesh() -> Mesh:
+    assert jax.device_count() >= 8
+    return Mesh(np.array(jax.devices()[:8]), ("data",))
+
+
+def everything(loss_fn, neurons):
+    """Value, gradients, and M times the gradients."""
+
+    def run(params, *args):
+        value, gradients, features = lnb.backprop(loss_fn, neurons)(params, *args)
+        return value, gradients, lnb.metric_product(neurons, features, gradients)
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
+def test_data_parallel_shard_map(metric: str):
+    """A mean over eight devices inside `shard_map` is the mean over the whole batch."""
+    params, args = mlp_params(6, 10, 3), (normal(1, 16, 6), normal(2, 16, 3))
+    rows, whole = PartitionSpec("data"), PartitionSpec()
+
+    @functools.partial(
+        jax.shard_map, mesh=data_mesh(), in_specs=(whole, rows, rows), out_specs=whole
+    )
+    def sharded_loss(params, x, y):
+        return jax.lax.pmean(mlp_loss(params, x, y), "data")
+
+    whole_neurons = lnb.find_neurons(mlp_loss, params, *args, metric=metric)
+    neurons = lnb.find_neurons(sharded_loss, params, *args, metric=metric)
+    assert [n.name for n in neurons] == [n.name for n in whole_neurons]
+    expected = everything(mlp_loss, whole_neurons)(params, *args)
+    assert_trees_close(everything(sharded_loss, neurons)(params, *args), expected)
+
+
+@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
+def test_sharded_batch(metric: str):
+    """A batch spread over eight devices by its sharding alone."""
+    params, args = mlp_params(6, 10, 3), (normal(1, 16, 6), normal(2, 16, 3))
+    neurons = lnb.find_neurons(mlp_loss, params, *args, metric=metric)
+    run = everything(mlp_loss, neurons)
+    spread = jax.device_put(args, NamedSharding(data_mesh(), PartitionSpec("data")))
+    replicated = jax.device_put(params, NamedSharding(data_mesh(), PartitionSpec()))
+    assert_trees_close(run(replicated, *spread), run(params, *args))
+
+
+def test_keeps_shardings():
+    """Gradients are laid out as `value_and_grad` lays them out; constraints inside stay."""
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
+
+    def sharding(*axes):
+        return NamedSharding(mesh, PartitionSpec(*axes))
+
+    def loss_fn(params, x):
+        hidden = jax.nn.relu(x @ params["w"] + params["b"][None])
+        hidden = jax.lax.with_sharding_constraint(hidden, sharding("data", "model"))
+        return jnp.mean(jnp.sin(hidden @ params["v"]))
+
+    params = {"w": normal(0, 6, 8), "b": normal(1, 8), "v": normal(2, 8, 4)}
+    layout = {"w": sharding(None, "model"), "b": sharding("model"), "v": sharding("model", None)}
+    params, x = jax.device_put(params, layout), jax.device_put(normal(3, 16, 6), sharding("data"))
+    neurons = lnb.find_neurons(loss_fn, params, x, metric="gram")
+    assert [neuron.bias for neuron in neurons if neuron.name == "w"] == ["b"]
+
+    backprop = lnb.backprop(loss_fn, neurons)
+    ours, theirs = jax.jit(backprop), jax.jit(jax.value_and_grad(loss_fn))
+    value, gradients, _ = ours(params, x)
+    assert_trees_close((value, gradients), theirs(params, x))
+    for name, gradient in theirs(params, x)[1].items():
+        assert gradients[name].sharding.is_equivalent_to(gradient.sharding, gradient.ndim)
+    jaxpr = str(jax.make_jaxpr(lnb.features(loss_fn, neurons))(params, x))
+    assert "sharding_constraint" in jaxpr
+
+
+def test_bit_identical():
+    """Emitting features does not change the numbers of the model."""
+    params, args = mlp_params(6, 10, 3), (normal(1, 16, 6), normal(2, 16, 3))
+    neurons = lnb.find_neurons(mlp_loss, params, *args)
+    value, gradients, _ = jax.jit(lnb.backprop(mlp_loss, neurons))(params, *args)
+    assert_trees_close(
+        (value, gradients), jax.jit(jax.value_and_grad(mlp_loss))(params, *args), 1e-7
+    )
+
+
+def test_features_carry_no_gradient():
+    """`stop_gradient` on what is emitted: a loss of features is flat."""
+    params, args = mlp_params(4, 5, 2), (normal(1, 7, 4), normal(2, 7, 2))
+    neurons = lnb.find_neurons(mlp_loss, params, *args)
+
+    def total(params):
+        features = lnb.features(mlp_loss, neurons)(params, *args)
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(features))
+
+    assert all(not jnp.any(leaf) for leaf in jax.tree.leaves(jax.grad(total)(params)))
+
+
+@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
+def test_last_smaller_batch(metric: str):
+    """Neurons found with one batch size serve another; n follows the batch at hand."""
+    params = mlp_params(4, 5, 2)
+    full = (normal(1, 9, 4), normal(2, 9, 2))
+    last = (full[0][:5], full[1][:5])
+    neurons = lnb.find_neurons(mlp_loss, params, *full, metric=metric)
+    own = lnb.find_neurons(mlp_loss, params, *last, metric=metric)
+    expected = everything(mlp_loss, own)(params, *last)
+    assert_trees_close(everything(mlp_loss, neurons)(params, *last), expected)
+
+
+def test_keyword_arguments():
+    params, (x, y) = mlp_params(4, 5, 2), (normal(1, 7, 4), normal(2, 7, 2))
+    neurons = lnb.find_neurons(mlp_loss, params, x, y=y)
+    assert neurons == lnb.find_neurons(mlp_loss, params, x, y)
+    value, gradients, features = lnb.backprop(mlp_loss, neurons)(params, x, y=y)
+    assert_trees_close((value, gradients), jax.value_and_grad(mlp_loss)(params, x, y=y))
+    assert_trees_close(lnb.features(mlp_loss, neurons)(params, x, y=y), features)
+
+
+def test_inside_other_transformations():
+    """A step inside `lax.scan`, and under `vmap` over seeds."""
+    params, (x, y) = mlp_params(4, 5, 2), (normal(1, 3, 7, 4), normal(2, 3, 7, 2))
+    neurons = lnb.find_neurons(mlp_loss, params, x[0], y[0], metric="gram")
+    backprop = lnb.backprop(mlp_loss, neurons)
+    _, scanned = jax.lax.scan(lambda p, batch: (p, backprop(p, *batch)), params, (x, y))
+    assert_trees_close(jax.vmap(backprop, (None, 0, 0))(params, x, y), scanned)
+    one_by_one = [backprop(params, *batch) for batch in zip(x, y, strict=True)]
+    assert_trees_close(scanned, jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one))

@@ -1,0 +1,158 @@
+"""`Neurons` as a value: what it says of itself, and where it can be put."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lnb
+
+
+def params_and_batch():
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    params = {
+        "embed": normal(11, 6),
+        "position": normal(5, 6),
+        "first": {"w": normal(6, 16), "b": normal(16)},
+        "scale": normal(16),
+        "second": {"w": normal(16, 3)},
+        "normed": normal(3, 3),
+    }
+    return params, jnp.asarray(rng.integers(11, size=(4, 5)))
+
+
+def loss_fn(params, tokens):
+    x = params["embed"][tokens] + params["position"][None]
+    x = jnp.sin(x @ params["first"]["w"] + params["first"]["b"][None, None])
+    x = jnp.sin(x * params["scale"][None, None]) @ params["second"]["w"]
+    normed = params["normed"] / jnp.linalg.norm(params["normed"])
+    return jnp.mean(jnp.sin(x @ normed))
+
+
+def find(**options) -> lnb.Neurons:
+    return lnb.find_neurons(loss_fn, *params_and_batch(), **options)
+
+
+def test_table():
+    """A line a neuron: name, kind, shape, bias, sites, how M is held, its share; then the rest."""
+    neurons = find()
+    table = str(neurons)
+    assert table == repr(neurons)
+    lines = table.splitlines()
+    for neuron in neurons:
+        (line,) = [line for line in lines if line.split()[:1] == [neuron.name]]
+        for field in (neuron.kind, neuron.metric, str(neuron.sites)):
+            assert field in line.split(), line
+        if neuron.kind != "identity":
+            assert str(neuron.d_in) in line
+            assert str(neuron.d_out) in line
+            assert "%" in line
+        if neuron.bias is not None:
+            assert neuron.bias in line
+    for path, reason in neurons.unclaimed:
+        (line,) = [line for line in lines if path in line]
+        assert reason in line
+    widest = max(len(line) for line in lines)
+    assert widest <= 120, "a table wider than a terminal"
+
+
+def test_table_shares():
+    """Parts of one step, whose rest is the model's own work."""
+    shares = [float(word.rstrip("%")) for word in str(find()).split() if word.endswith("%")]
+    assert all(0 <= share <= 100 for share in shares)
+    assert 0 < sum(shares) < 100
+
+
+def test_fields():
+    found = {neuron.name: neuron for neuron in find()}
+    assert set(found) == {"embed", "position", "first.w", "scale", "second.w"}
+    first = found["first.w"]
+    assert (first.weight, first.bias, first.kind) == ("first.w", "first.b", "dense")
+    assert (first.d_in, first.d_out, first.sites) == (6, 16, 1)
+    assert found["position"].metric == "identity"
+    assert found["embed"].kind == "lookup"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.name = "other"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_unclaimed():
+    ((path, reason),) = find().unclaimed
+    assert path == "normed"
+    assert reason
+
+
+def test_value_semantics():
+    """Equal and hashable: usable as a static argument, closed over, in a set."""
+    neurons = find()
+    assert neurons == find()
+    assert hash(neurons) == hash(find())
+    assert neurons != find(metric="matrix-free")
+    assert len({neurons, find(), find(metric="matrix-free")}) == 2
+    assert len(neurons) == len(list(neurons)) == 5
+    with pytest.raises((AttributeError, TypeError)):
+        neurons.unclaimed = ()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_static_argument():
+    """No second compilation for an equal `Neurons`."""
+    params, tokens = params_and_batch()
+    traces = []
+
+    def step(neurons, params, tokens):
+        traces.append(neurons)
+        return lnb.backprop(loss_fn, neurons)(params, tokens)[0]
+
+    step = jax.jit(step, static_argnums=0)
+    step(find(), params, tokens)
+    step(find(), params, tokens)
+    assert len(traces) == 1
+
+
+def test_abstract_values():
+    """Shapes are enough: nothing is computed."""
+    params, tokens = params_and_batch()
+
+    def shapes(tree):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+    abstract = lnb.find_neurons(loss_fn, shapes(params), shapes(tokens))
+    assert abstract == lnb.find_neurons(loss_fn, params, tokens)
+    assert abstract == lnb.find_neurons(loss_fn, shapes(params), tokens)
+
+
+@pytest.mark.parametrize("metric", ["matrix-free", "gram"])
+def test_metric(metric: str):
+    """The form asked for where there is a choice: lookups and scales have their exact one."""
+    held = {neuron.name: neuron.metric for neuron in find(metric=metric)}
+    assert held["first.w"] == held["second.w"] == metric
+    assert held["position"] == "identity"
+
+
+def test_auto_chooses_by_arithmetic():
+    """Grams where there are many more positions than inputs, features where there are fewer."""
+    shape = jax.ShapeDtypeStruct
+
+    def loss_fn(params, x):
+        return jnp.mean(jnp.sin(jnp.sin(x @ params["tall"]) @ params["wide"]))
+
+    params = {"tall": shape((2048, 8), jnp.float32), "wide": shape((8, 64), jnp.float32)}
+    neurons = lnb.find_neurons(loss_fn, params, shape((64, 2048), jnp.float32))
+    assert {n.name: n.metric for n in neurons} == {"tall": "matrix-free", "wide": "gram"}
+
+
+def test_labels():
+    """A tree for `optax.partition`, shaped like the parameters."""
+    params, _ = params_and_batch()
+    neurons = find()
+    labels = neurons.labels(params)
+    assert jax.tree.structure(labels) == jax.tree.structure(params)
+    assert all(isinstance(label, str) for label in jax.tree.leaves(labels))
+    assert labels["first"]["w"] == labels["first"]["b"]
+    claimed, unclaimed = labels["first"]["w"], labels["normed"]
+    assert claimed != unclaimed

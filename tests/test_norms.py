@@ -1,0 +1,179 @@
+"""Trust regions, against norms and singular values of explicit matrices."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from explicit import explicit_metric, gram_of, make_neuron, matrix, theta_of
+
+from lnb._damping import Damping
+from lnb._metric import Theta
+from lnb._norms import NORMS, Boosted, Norm, newton_schulz, orthogonal, polar
+from lnb._solvers import Cholesky
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+EXACT = Norm(shared=False, unit=partial(orthogonal, orthogonalize=polar))
+
+
+def part_of(features, gradient: Theta, kind: str = "dense", damping: float = 0.0) -> Boosted:
+    """A neuron's direction by an exact solve."""
+    solver, neuron = Cholesky(), make_neuron(kind)
+    state = solver.update(neuron, features, solver.init(neuron, gradient), Damping(damping))
+    direction, state = solver.direction(neuron, features, gradient, state, Damping(damping))
+    return Boosted(gradient, direction, rank=1, factor=solver.factor(neuron, state))
+
+
+def dense_part(n=40, d=5, o=3, bias=True, seed=0) -> tuple[np.ndarray, Boosted]:
+    x = np.random.default_rng(seed).normal(size=(n, d)) + 1
+    return x, part_of(gram_of(x, bias), theta_of(d, o, bias))
+
+
+def function_norm(x, theta: Theta) -> float:
+    """Root mean square length of the outputs."""
+    outputs = np.asarray(x @ theta.weight[0] + (0 if theta.bias is None else theta.bias))
+    return np.sqrt((outputs**2).sum(1).mean())
+
+
+def whitened_singular_values(metric: np.ndarray, direction: Theta, block: int = 0) -> np.ndarray:
+    """Those of L^T h, with another L than the library's: the upper right one."""
+    return np.linalg.svd(np.linalg.cholesky(metric).T @ matrix(direction, block))[1]
+
+
+def test_norm_is_that_of_the_function():
+    x, part = dense_part()
+    np.testing.assert_allclose(part.norm, function_norm(x, part.direction), rtol=1e-9)
+
+
+def test_norm_of_a_direction_uphill_is_zero():
+    gradient = jnp.ones(3)
+    assert Boosted(gradient, -gradient, rank=1).norm == 0
+
+
+def test_network_has_one_norm():
+    (x, first), (y, second) = dense_part(seed=0), dense_part(seed=1)
+    other = Boosted(jnp.arange(3.0), jnp.arange(3.0), rank=1)
+    step = NORMS["network"]([first, second, other], 1e-2)
+    lengths = [function_norm(x, step.directions[0]), function_norm(y, step.directions[1])]
+    total = np.hypot(np.hypot(*lengths), np.linalg.norm(step.directions[2]))
+    np.testing.assert_allclose(total, 1, rtol=1e-9)
+    ratio = step.directions[0].weight / first.direction.weight
+    np.testing.assert_allclose(ratio, 1 / step.norm, rtol=1e-9)
+    assert not step.capped
+
+
+def test_neurons_have_one_norm_each():
+    (x, first), (y, second) = dense_part(seed=0), dense_part(seed=1)
+    other = Boosted(jnp.arange(3.0), jnp.arange(3.0), rank=1)
+    step = NORMS["neuron"]([first, second, other], 1e-2)
+    np.testing.assert_allclose(function_norm(x, step.directions[0]), 1, rtol=1e-9)
+    np.testing.assert_allclose(function_norm(y, step.directions[1]), 1, rtol=1e-9)
+    np.testing.assert_allclose(np.linalg.norm(step.directions[2]), 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_min_norm_shortens_the_step(name):
+    _, part = dense_part()
+    (free,), (capped,) = (NORMS[name]([part], m).directions for m in (0.0, 4 * part.norm))
+    np.testing.assert_allclose(4 * capped.weight, free.weight, rtol=1e-9)
+    assert NORMS[name]([part], 4 * part.norm).capped
+    assert not NORMS[name]([part], 0.25 * part.norm).capped
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("min_norm", [0.0, 1e-2])
+def test_zero_gradient_has_a_zero_step(name, min_norm):
+    x, part = dense_part()
+    zero = part_of(gram_of(x, True), jax.tree.map(jnp.zeros_like, part.gradient))
+    step = NORMS[name]([zero], min_norm)
+    assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(step.directions))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("d", "o"), [(5, 3), (3, 5)])
+def test_spectral_step_is_orthogonal_for_whitened_features(d, o, bias):
+    x, part = dense_part(d=d, o=o, bias=bias)
+    (direction,) = EXACT([part], 1e-2).directions
+    values = whitened_singular_values(explicit_metric(x, bias), direction)
+    np.testing.assert_allclose(values, 1, rtol=1e-8)
+
+
+def test_spectral_step_does_not_depend_on_the_factor():
+    x, part = dense_part()
+    values, vectors = np.linalg.eigh(explicit_metric(x, True))
+    root = vectors * np.sqrt(values) @ vectors.T
+    left, _, right = np.linalg.svd(
+        np.linalg.solve(root, matrix(part.gradient)), full_matrices=False
+    )
+    expected = np.linalg.solve(root, left @ right)
+    (direction,) = EXACT([part], 1e-2).directions
+    np.testing.assert_allclose(matrix(direction), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_newton_schulz_stays_within_its_bounds(bias):
+    for seed in range(5):
+        x, part = dense_part(d=8, o=6, bias=bias, seed=seed)
+        (direction,) = NORMS["spectral"]([part], 1e-2).directions
+        values = whitened_singular_values(explicit_metric(x, bias), direction)
+        assert values.min() > 0.68
+        assert values.max() < 1.21
+
+
+def test_newton_schulz_bounds_over_its_range():
+    # The first step's slope is 3.4, so five of them reach singular values of 3.4**-5 = 0.002.
+    values = np.geomspace(4e-3, 1, 2000)
+    moved = jax.vmap(lambda v: newton_schulz(jnp.diag(jnp.stack([v, jnp.sqrt(1 - v**2)]))))(
+        jnp.asarray(values)
+    )
+    assert np.all(np.diagonal(moved, axis1=1, axis2=2)[:-1] > 0.66)
+    assert np.all(np.diagonal(moved, axis1=1, axis2=2) < 1.21)
+
+
+@pytest.mark.parametrize("orthogonalize", [newton_schulz, polar])
+def test_orthogonalisers_commute_with_transposition(orthogonalize):
+    tall = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)))
+    np.testing.assert_allclose(orthogonalize(tall).mT, orthogonalize(tall.mT), atol=1e-12)
+
+
+@pytest.mark.parametrize("orthogonalize", [newton_schulz, polar])
+def test_orthogonalisers_keep_rank_and_scale(orthogonalize):
+    vector = np.random.default_rng(0).normal(size=(4, 1))
+    matrices = jnp.asarray([vector @ vector.T, 1e-9 * vector @ vector.T, np.zeros((4, 4))])
+    result = np.asarray(orthogonalize(matrices))
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-6)
+    np.testing.assert_array_equal(result[2], 0)
+    values = np.linalg.svd(result[0])[1]
+    assert 0.68 < values[0] < 1.21
+    np.testing.assert_allclose(values[1:], 0, atol=1e-12)
+
+
+def test_spectral_step_of_a_lookup():
+    gradient = theta_of(6, 4, bias=False)
+    counts = jnp.asarray([[3.0, 5.0, 1.0, 2.0, 4.0, 5.0]])
+    features = gram_of(np.zeros((20, 6)), False)._replace(second=counts)
+    (direction,) = EXACT([part_of(features, gradient, "lookup")], 1e-2).directions
+    values = whitened_singular_values(np.diag(np.asarray(counts[0]) / 20), direction)
+    np.testing.assert_allclose(values, 1, rtol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_spectral_step_of_a_scale(bias):
+    x = np.random.default_rng(0).normal(size=(4, 30, 1)) + 1
+    part = part_of(gram_of(x, bias), theta_of(1, 1, bias, g=4), "scale")
+    (direction,) = EXACT([part], 1e-2).directions
+    for block in range(4):
+        metric = explicit_metric(x[block], bias)
+        values = whitened_singular_values(metric, direction, block)
+        np.testing.assert_allclose(values[0], 1, rtol=1e-9)
+
+
+def test_spectral_step_without_a_factor_has_the_norm_of_an_orthogonal_map():
+    x, part = dense_part(d=8, o=6)
+    (orthogonal_step,) = EXACT([part], 1e-2).directions
+    (step,) = EXACT([part._replace(factor=None, rank=6)], 1e-2).directions
+    expected = function_norm(x, orthogonal_step)
+    np.testing.assert_allclose(function_norm(x, step), expected, rtol=1e-8)
+    np.testing.assert_allclose(expected, 6**0.5, rtol=1e-8)
