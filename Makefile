@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/.installed
 
 # Pyright would look on the network for a newer release, only to say that there is one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# On a CPU, JAX's factorisations call OpenBLAS, whose threads wait for the cores that XLA's hold.
+export OPENBLAS_NUM_THREADS ?= 1
 
 .PHONY: help demo test test-oldest check format bench clean
 

@@ -3,7 +3,7 @@
 Two networks, two optimizers, three learning rates for each, three seeds; every run has the same
 number of epochs. Learning rates are chosen on validation images, results are those of test images.
 
-    python examples/demo.py
+    make demo
 """
 
 import time

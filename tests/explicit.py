@@ -1,20 +1,22 @@
 """Neurons, features and metrics made by hand, with every matrix written out."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from lnb._backprop import features
+from lnb._interpret import Layout
 from lnb._metric import Features, Gram, Theta
 from lnb._neurons import Neuron, find_neurons
 
 
 def make_neuron(kind: str = "dense", metric: str = "gram", has_gram: bool = True) -> Neuron:
-    """A neuron as solvers see it: not all of its fields matter to them."""
-    fields = {field.name: None for field in dataclasses.fields(Neuron)}
-    return Neuron(**(fields | {"kind": kind, "metric": metric, "has_gram": has_gram}))
+    """A neuron as solvers see it: they ask for nothing but these three."""
+    layout = Layout.flat((1,))
+    rest = {"name": "", "weight": "", "bias": None, "d_in": 1, "d_out": 1, "sites": 1, "n": 1}
+    return Neuron(
+        **rest, kind=kind, metric=metric, has_gram=has_gram, layout=layout, bias_layout=None
+    )
 
 
 def blocks(x) -> Array:

@@ -52,9 +52,7 @@ def backprop(
     return run
 
 
-def features(
-    loss_fn: Callable[..., Any], neurons: Neurons
-) -> Callable[..., dict[str, Features]]:
+def features(loss_fn: Callable[..., Any], neurons: Neurons) -> Callable[..., dict[str, Features]]:
     """The features alone, by a forward pass.
 
     The paper's first option for online learning: M from a larger sample than the gradient's. The
@@ -96,7 +94,7 @@ class _Program:
         for neuron, c in self.pairs:
             gram = neuron.metric == "gram"
             plans = []
-            for site in c.sites:
+            for site in c.feeding if gram else c.sites:
                 plans.append(Plan(index, site, arrange(site, c) if gram else None))
                 index += 1
             self.plans[neuron.name] = plans
@@ -107,9 +105,7 @@ class _Program:
     def value(self, parameters: Sequence[Any]) -> tuple[Any, tuple[list[Any], Payloads]]:
         jaxpr = self.trace.jaxpr
         arguments = [*parameters, *self.trace.data]
-        outs, payloads = self.emitter.run(
-            self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments
-        )
+        outs, payloads = self.emitter.run(self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments)
         return outs[0], (outs, payloads)
 
     def features(self, payloads: Payloads) -> dict[str, Features]:
@@ -161,21 +157,22 @@ def _assemble(neuron: Neuron, c: Claim, plans: Sequence[Plan], payloads: Payload
         return Gram(total["second"], total.get("first"), n.astype(total["second"].dtype))
     sites = []
     for plan in plans:
-        feature = next((s for s in _feature_slots(plan)), "")
-        arrangement = arrange(plan.site, c) if c.has_gram else None
-        sites.append(SiteMap(make_program(plan.site), arrangement, feature))
+        feeding = c.has_gram and plan.site in c.feeding
+        arrangement = arrange(plan.site, c) if feeding else None
+        sites.append(SiteMap(make_program(plan.site), arrangement, _feature_slots(plan)))
     residuals = tuple({k: v for k, v in p.items() if k != "count"} for p in found)
     return MatrixFree(residuals, n, tuple(sites), c.layout, c.bias_layout)
 
 
-def _feature_slots(plan: Plan) -> list[str]:
-    return [str(slot) for slot in plan.site.step.operands if slot is not None]
+def _feature_slots(plan: Plan) -> tuple[str, ...]:
+    operands = [slot for step in plan.site.steps for slot in step.operands]
+    return tuple(str(slot) for slot in operands if slot is not None)
 
 
 def _count(c: Claim, payloads: Sequence[dict[str, Any]]) -> jax.Array:
     """n: static, unless control flow decides which sites are visited."""
     total = jnp.zeros((), jnp.float32)
-    for site, payload in zip(c.sites, payloads, strict=True):
+    for site, payload in zip(c.feeding, payloads, strict=False):
         share = 1.0 if c.has_gram else site.view.fraction
         total += share * (jnp.max(payload["count"]) if "count" in payload else site.count())
     return jnp.maximum(jnp.round(total), 0)

@@ -36,9 +36,8 @@ class Damping(NamedTuple):
         This includes the rounding error of the diagonal, so that a metric without full rank
         can be factorised; it is zero only where the features are.
         """
-        power = moments.square
-        centred = bias and moments.first is not None
-        diagonal = jnp.maximum(power - moments.first**2, 0) if centred else power
+        mean, power = moments if bias else moments._replace(first=None)
+        diagonal = power if mean is None else jnp.maximum(power - mean**2, 0)
         value = jnp.asarray(self.value, power.dtype)
         scale = block_mean(neuron, diagonal) if self.relative else jnp.ones((1, 1), power.dtype)
         rounding = jnp.finfo(power.dtype).eps * power.shape[1] * block_mean(neuron, power)

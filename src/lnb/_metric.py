@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -30,7 +31,9 @@ class Theta(NamedTuple):
 class Gram(NamedTuple):
     """The second moment of a neuron's features. All are sums: over sites, batches and devices they add."""
 
-    second: Array  # sum of x x^T, [blocks, inputs, inputs]; of a lookup the diagonal, [blocks, inputs]
+    second: (
+        Array  # sum of x x^T, [blocks, inputs, inputs]; of a lookup the diagonal, [blocks, inputs]
+    )
     first: Array | None  # sum of x, [blocks, inputs], where there is a bias
     count: Array  # n, the number of positions
 
@@ -47,8 +50,9 @@ class SiteMap:
     """One site of a neuron: its outputs as a function of its parameters, its features as rows."""
 
     program: Program
-    arrangement: Arrangement | None  # `None` where the weight has no matrix form
-    feature: str  # the residual that is the features
+    arrangement: Arrangement | None  # `None` where the weight has no matrix form, and where
+    # another slice of it is fed the same
+    features: tuple[str, ...]  # the residuals that are the features (of a scale, their product)
 
 
 @functools.partial(
@@ -76,6 +80,14 @@ class MatrixFree:
             site.program(weight, bias, {int(slot): value for slot, value in residuals.items()})
             for site, residuals in zip(self.sites, self.residuals, strict=True)
         )
+
+    def arranged(self) -> list[tuple[Arrangement, list[Array]]]:
+        """The features of each site, with how they stand as rows."""
+        return [
+            (site.arrangement, [residuals[slot] for slot in site.features])
+            for site, residuals in zip(self.sites, self.residuals, strict=True)
+            if site.arrangement is not None
+        ]
 
     def squares(self) -> Array:
         """The sums of x * x for each element of the weight: the diagonal of J^T J.
@@ -133,24 +145,17 @@ def gram(features: Features) -> Gram | None:
     """The gram, built from the features where they are held; `None` where M has no such form."""
     if isinstance(features, Gram):
         return features
-    parts = []
-    for site, residuals in zip(features.sites, features.residuals, strict=True):
-        if site.arrangement is None:
-            return None
-        parts.append(site.arrangement.all_moments(residuals[site.feature]))
-    total = jax.tree.map(lambda *sums: functools.reduce(jnp.add, sums), *parts)
-    return Gram(total["second"], total.get("first"), features.count)
+    total = _total(features, lambda arrangement, xs: arrangement.all_moments(*xs))
+    return None if total is None else Gram(total["second"], total.get("first"), features.count)
 
 
 def rows(features: Features) -> Array | None:
     """The features as [blocks, positions, inputs], where they are held and have that form."""
     if isinstance(features, Gram):
         return None
-    found = []
-    for site, residuals in zip(features.sites, features.residuals, strict=True):
-        arrangement = site.arrangement
-        found.append(None if arrangement is None else arrangement.all_rows(residuals[site.feature]))
-    return None if any(x is None for x in found) else jnp.concatenate(found, axis=1)
+    found = [arrangement.all_rows(*xs) for arrangement, xs in features.arranged()]
+    usable = found and all(x is not None for x in found)
+    return jnp.concatenate(found, axis=1) if usable else None
 
 
 def moments(features: Features) -> Moments:
@@ -158,18 +163,18 @@ def moments(features: Features) -> Moments:
     if isinstance(features, Gram):
         second, first = features.second, features.first
         square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
-    elif all(site.arrangement is not None for site in features.sites):
-        sums = [
-            site.arrangement.all_sums(residuals[site.feature])  # type: ignore[union-attr]
-            for site, residuals in zip(features.sites, features.residuals, strict=True)
-        ]
-        square = sum((part["square"] for part in sums[1:]), sums[0]["square"])
-        has_bias = features.bias_layout is not None
-        first = sum((p["first"] for p in sums[1:]), sums[0]["first"]) if has_bias else None
     else:
-        square, first = features.squares()[:, :, 0], None
+        total = _total(features, lambda arrangement, xs: arrangement.all_sums(*xs))
+        square = features.squares()[:, :, 0] if total is None else total["square"]
+        has_bias = total is not None and features.bias_layout is not None
+        first = total["first"] if has_bias else None
     share = _share(features.count, square.dtype)
     return Moments(None if first is None else first * share, square * share)
+
+
+def _total(features: MatrixFree, of: Callable[..., dict[str, Array]]) -> dict[str, Array] | None:
+    parts = [of(arrangement, xs) for arrangement, xs in features.arranged()]
+    return jax.tree.map(lambda *sums: functools.reduce(jnp.add, sums), *parts) if parts else None
 
 
 def _share(n: Array, dtype: jnp.dtype) -> Array:

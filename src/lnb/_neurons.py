@@ -177,7 +177,7 @@ def _neuron(c: Claim, trace: Trace, metric: str) -> Neuron:
         metric=_choose(c, metric),
         d_in=c.d_in,
         d_out=c.d_out,
-        sites=c.n_sites,
+        sites=len(c.sites),
         n=c.n,
         layout=c.layout,
         bias_layout=c.bias_layout,
@@ -235,12 +235,12 @@ def join(
         if neuron.name not in thetas:
             continue
         theta = thetas[neuron.name]
-        weight = neuron.layout.from_matrix(theta.weight)
-        known = arrays.get(neuron.weight)  # other slices of the same weight
-        arrays[neuron.weight] = weight if known is None else known + weight
+        shares = [(neuron.weight, neuron.layout.from_matrix(theta.weight))]
         if theta.bias is not None and neuron.bias is not None:
             assert neuron.bias_layout is not None
-            arrays[neuron.bias] = neuron.bias_layout.from_matrix(theta.bias[:, None, :])
+            shares.append((neuron.bias, neuron.bias_layout.from_matrix(theta.bias[:, None, :])))
+        for name, share in shares:  # of slices of one parameter
+            arrays[name] = arrays[name] + share if name in arrays else share
     place = lambda path, leaf: (
         arrays[path_name(path)].astype(leaf.dtype) if is_parameter(leaf) else leaf
     )

@@ -93,7 +93,7 @@ def scale_by_lnb(
     def update_fn(updates, state, params=None, *, features=None, **extra_args):
         del params, extra_args
         gradients, rest = split(neurons, at_least_float32(updates))
-        _check(named, gradients, features)
+        features = _checked(features, named, gradients)
         boosted, solver_state = {}, {}
         for name, gradient in gradients.items():
             boosted[name], solver_state[name] = boost(
@@ -157,7 +157,7 @@ def lnb(
     damping: ArrayLike = 0.1,
     relative_damping: bool = True,
     min_norm: ArrayLike = 1e-2,
-    weight_decay: ArrayLike = 1e-4,
+    weight_decay: float | Array = 1e-4,
     weight_decay_mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Linear Neuron Boosting.
@@ -167,8 +167,9 @@ def lnb(
       h_t &= (M_t + \gamma I)^{-1} g_t \\
       \theta_{t+1} &= (1 - \alpha \rho) \theta_t - \alpha h_t / \max(min\_norm, \Vert h_t \Vert)
 
-    with :math:`\Vert h \Vert^2 = h \cdot g`, the learning rate :math:`\alpha`, the paper's
-    :math:`\sqrt{\epsilon}`, and the weight decay :math:`\rho`. A gradient or feature that is not finite changes neither parameters nor state.
+    with :math:`\Vert h \Vert^2 = h \cdot g`, the learning rate :math:`\alpha` (the paper's
+    :math:`\sqrt{\epsilon}`) and the weight decay :math:`\rho`. A gradient or feature that is not
+    finite changes neither parameters nor state.
 
     Args:
       learning_rate: a number or a schedule.
@@ -189,8 +190,7 @@ def lnb(
     References:
       Munoz, `Simple Linear Neuron Boosting <https://arxiv.org/abs/2502.01131>`_, 2025
     """
-    if isinstance(learning_rate, Real) and not learning_rate >= 0:
-        raise ValueError(f"learning_rate={learning_rate} should be a number that is not negative.")
+    _check_learning_rate(learning_rate)
     direction = scale_by_lnb(
         neurons,
         solver=solver,
@@ -216,7 +216,7 @@ def algorithm1(
     solver: Solver = Krylov(),
     damping: ArrayLike = 0.0,
     min_norm: ArrayLike = 0.0,
-    weight_decay: ArrayLike = 0.0,
+    weight_decay: float | Array = 0.0,
     weight_decay_mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Linear Neuron Boosting without memory: the paper's Algorithm 1, for whole batches.
@@ -255,7 +255,7 @@ def algorithm2(
     gradient_decay: ArrayLike = 0.9,
     damping: ArrayLike = 0.1,
     min_norm: ArrayLike = 1e-2,
-    weight_decay: ArrayLike = 1e-4,
+    weight_decay: float | Array = 1e-4,
     weight_decay_mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Online Linear Neuron Boosting: the paper's Algorithm 2.
@@ -287,6 +287,11 @@ def algorithm2(
     )
 
 
+def _check_learning_rate(learning_rate: Any) -> None:
+    if isinstance(learning_rate, Real) and not float(learning_rate) >= 0:
+        raise ValueError(f"learning_rate={learning_rate} should be a number that is not negative.")
+
+
 def _neuron_rank(neuron: Neuron, theta: Theta) -> int:
     if not neuron.has_gram:
         return min(neuron.d_in, neuron.d_out)
@@ -300,8 +305,8 @@ def _rank(array: Array) -> int:
     return min(math.prod(array.shape[:-1]), last)
 
 
-def _check(named: dict[str, Neuron], gradients: dict[str, Theta], features: Any) -> None:
-    """Raises unless the features are those of these neurons."""
+def _checked(features: Any, named: dict[str, Neuron], gradients: dict[str, Theta]) -> Any:
+    """The features, if they are those of these neurons."""
     if features is None:
         raise ValueError(
             "LNB needs the features of the batch that the gradients come from:\n"
@@ -322,3 +327,4 @@ def _check(named: dict[str, Neuron], gradients: dict[str, Theta], features: Any)
                 f"The features of the neuron {name!r} have [blocks, inputs] = {list(shape)}, "
                 f"its weight has {list(expected)}. {advice}"
             )
+    return features

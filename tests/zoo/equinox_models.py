@@ -192,6 +192,50 @@ def conv2d_circular() -> Case:
     return Case(loss_fn, conv, (normal(0, 3, 2, 4, 3),), by_hand, expected)
 
 
+@case
+def conv2d_two_sizes() -> Case:
+    """One filter over images of two sizes: sites add, each with its own output pixels."""
+    conv = build(lambda key: eqx.nn.Conv2d(2, 3, 3, padding=1, stride=2, key=key))
+
+    def loss_fn(conv, x, y):
+        return jnp.mean(jnp.sin(jax.vmap(conv)(x))) + jnp.mean(jnp.cos(jax.vmap(conv)(y)))
+
+    def by_hand(tape, x, y):
+        def apply(x):
+            padding = [(1, 1), (1, 1)]
+            paths = ("weight", "bias")
+            return tape(lambda w, b: convolve(x, w, padding, stride=(2, 2)) + b, *paths)
+
+        return jnp.mean(jnp.sin(apply(x))) + jnp.mean(jnp.cos(apply(y)))
+
+    expected = (Expected("weight", "bias", "conv", 18, 3, 3 * 4 + 2 * 9, sites=2),)
+    args = (normal(0, 3, 2, 4, 4), normal(1, 2, 2, 5, 5))
+    return Case(loss_fn, conv, args, by_hand, expected)
+
+
+@case
+def conv1d_ensemble() -> Case:
+    """Two convolutions at once: `vmap` makes them groups of one, n is counted once."""
+
+    def make(key):
+        return eqx.filter_vmap(lambda key: eqx.nn.Conv1d(2, 3, 3, key=key))(jnp.stack([key, key]))
+
+    convs = build(make)
+
+    def loss_fn(convs, x):
+        each = eqx.filter_vmap(lambda conv, x: jax.vmap(conv)(x))
+        return jnp.mean(jnp.sin(each(convs, x)))
+
+    def by_hand(tape, x):
+        def apply(w, b):
+            return jnp.stack([convolve(x[i], w[i], [(0, 0)]) + b[i] for i in range(2)])
+
+        return jnp.mean(jnp.sin(tape(apply, "weight", "bias")))
+
+    expected = (Expected("weight", "bias", "conv", 6, None, 3 * 4),)
+    return Case(loss_fn, convs, (normal(0, 2, 3, 2, 6),), by_hand, expected)
+
+
 def _attention(tape, x: Array, path: str, heads: int, bias: bool) -> Array:
     """Self-attention of `eqx.nn.MultiheadAttention` over [batch, tokens, width]."""
     projected = []

@@ -386,6 +386,23 @@ def sites_of_different_size() -> Case:
 
 
 @case
+def tied_autoencoder() -> Case:
+    """One matrix to encode and, transposed, to decode: two orientations, a bias on one of them."""
+    params = {"W": normal(0, 4, 3), "encoded": normal(1, 3)}
+
+    def loss_fn(params, x):
+        hidden = jnp.tanh(x @ params["W"] + params["encoded"][None])
+        return jnp.mean((hidden @ params["W"].T - x) ** 2)
+
+    def by_hand(tape, x):
+        hidden = jnp.tanh(tape(lambda w, b: x @ w + b, "W", "encoded"))
+        return mse(tape(lambda w: hidden @ w.T, "W"), x)
+
+    expected = (Expected("W", "encoded", None, None, None, 14, sites=2),)
+    return Case(loss_fn, params, (normal(2, 7, 4),), by_hand, expected)
+
+
+@case
 def scales() -> Case:
     """Elementwise scales: per channel, with bias, a single number, over space, of a mask's kind."""
     params = {

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from ._by_hand import attend, cross_entropy, mse
 from ._case import Case, Expected, case, identity, integers, normal
 
-_VOCABULARY, _WIDTH, _HIDDEN, _LAYERS = 7, 4, 6, 3
+_VOCABULARY, _WIDTH, _HIDDEN, _LAYERS = 7, 4, 6, 2
 
 
 def _blocks() -> dict[str, Array]:
@@ -183,6 +183,28 @@ def recurrent_with_bias() -> Case:
 
     expected = (Expected("W", "b", "dense", 4, 4, 3 * 5 * 2),)
     return Case(loss_fn, params, (normal(2, 3, 5, 2, 4),), by_hand, expected)
+
+
+@case
+def weights_in_the_carry() -> Case:
+    """Parameters carried through a scan: whatever is claimed, value and gradients are JAX's."""
+    params = {"W": normal(0, 3, 3), "b": normal(1, 3)}
+
+    def loss_fn(params, x):
+        def step(carry, x):
+            params, h = carry
+            return (params, jnp.tanh((h + x) @ params["W"] + params["b"][None])), None
+
+        (_, h), _ = jax.lax.scan(step, (params, jnp.zeros((2, 3))), x)
+        return jnp.mean(h)
+
+    def by_hand(tape, x):
+        h = jnp.zeros((2, 3))
+        for inputs in x:
+            h = jnp.tanh((h + inputs) @ tape["W"] + tape["b"])
+        return jnp.mean(h)
+
+    return Case(loss_fn, params, (normal(2, 4, 2, 3),), by_hand, None)
 
 
 def _ensemble(shared_input: bool) -> Case:

@@ -13,6 +13,9 @@ from ._lineage import Lineage
 from ._values import Cut, Site
 
 
+Order = tuple[list[Atom], list[Atom], list[Atom]]  # of blocks, inputs and outputs
+
+
 @dataclasses.dataclass(eq=False)
 class Claim:
     """A neuron to be: a weight (or a slice of it), the sites it is applied at, its bias."""
@@ -28,16 +31,17 @@ class Claim:
     n: int
     has_gram: bool
     suffix: str = ""  # tells slices of one weight apart
-    order: tuple[list[Atom], list[Atom], list[Atom]] = ((), (), ())  # type: ignore[assignment]
-    repeated: int = 0  # further sites, fed by the first one's features
+    order: Order = dataclasses.field(default_factory=lambda: ([], [], []))
+    fed_alike: bool = False  # slices of the weight, all fed by the first site's features
+
+    @property
+    def feeding(self) -> list[Site]:
+        """The sites whose features make up M."""
+        return self.sites[:1] if self.fed_alike else self.sites
 
     @property
     def sharded(self) -> bool:
         return any(site.scope.sharded for site in self.sites)
-
-    @property
-    def n_sites(self) -> int:
-        return len(self.sites) + self.repeated
 
 
 def make_claims(
@@ -117,28 +121,33 @@ def _weight_claims(
     biases: dict[int, int],
 ) -> list[Claim]:
     bias = next((b for b, w in biases.items() if w == weight), None)
+    tangled = [_tangled(weight, bias, sites, shapes)]
     atoms = _axes.flatten(lineage.axes[weight])
     groups: dict[tuple, list[Site]] = {}
     for site in sites:
         groups.setdefault(_cut_key(site.view.cuts), []).append(site)
-    layouts = [_layout(atoms, group, shapes[weight]) for group in groups.values()]
-    if all(layouts) and _disjoint(list(groups), atoms):
-        merged = _merge(lineage, atoms, list(groups.values()), shapes[weight])
-        if merged is not None and bias is None:
-            return [merged]
-        claims = []
-        for (key, group), (layout, order) in zip(groups.items(), layouts, strict=True):  # type: ignore[misc]
-            with_bias = bias is not None and all(site.bias is not None for site in group)
-            bias_layout = None
-            if with_bias and len(groups) == 1:
-                assert bias is not None
-                bias_layout = _bias_layout(lineage, bias, group[0], order, shapes[bias])
-            if bias is not None and bias_layout is None:
-                return [_tangled(lineage, weight, bias, sites, shapes)]
-            suffix = _suffix(atoms, key) if len(groups) > 1 else ""
-            claims.append(_canonical(weight, bias, group, layout, bias_layout, order, suffix))
-        return claims
-    return [_tangled(lineage, weight, bias, sites, shapes)]
+    merged = _merge(lineage, atoms, list(groups.values()), shapes, bias)
+    if merged is not None:
+        return [merged]
+    if not _disjoint(list(groups)):
+        return tangled
+    claims = []
+    for key, group in groups.items():
+        found = _layout(atoms, group, shapes[weight])
+        if found is None:
+            return tangled
+        layout, order = found
+        bias_layout = None
+        if bias is not None:
+            bias_layout = _bias_layout(lineage, bias, group, order, shapes[bias])
+            if bias_layout is None:
+                return tangled
+        suffix = _suffix(atoms, key) if len(groups) > 1 else ""
+        claims.append(_canonical(weight, bias, group, layout, bias_layout, order, suffix))
+    keys = {_cut_key(group[0].bias.cuts) for group in groups.values() if group[0].bias}
+    return (
+        claims if bias is None or (len(keys) == len(groups) and _disjoint(list(keys))) else tangled
+    )
 
 
 def _canonical(
@@ -147,7 +156,7 @@ def _canonical(
     sites: list[Site],
     layout: Layout,
     bias_layout: Layout | None,
-    order: tuple[list[Atom], list[Atom], list[Atom]],
+    order: Order,
     suffix: str,
 ) -> Claim:
     kind = sites[0].kind
@@ -161,7 +170,6 @@ def _canonical(
 
 
 def _tangled(
-    lineage: Lineage,
     weight: int,
     bias: int | None,
     sites: list[Site],
@@ -199,7 +207,7 @@ def _cut_key(cuts: Sequence[Cut]) -> tuple:
     return tuple(sorted((id(c.source), c.start, c.stop, c.stride) for c in cuts))
 
 
-def _order(site: Site) -> tuple[list[Atom], list[Atom], list[Atom]]:
+def _order(site: Site) -> Order:
     assert site.roles is not None
     blocks, inputs, outputs = site.roles.leaves()
     stacked = _axes.leaves(atom for axis in site.view.stacked for atom in axis)
@@ -219,20 +227,26 @@ def _layout(atoms: list[Atom], sites: list[Site], shape: tuple[int, ...]):
         same_loops = [[id(a) for a in _axes.leaves(axis)] for axis in site.view.stacked] == stacked
         if not (same_roles and same_loops and len(kinds) == 1):
             return None
-    cuts = {id(cut.source): cut for cut in sites[0].view.cuts}
-    if any(cut.source.parts for cut in cuts.values()):
-        return None
-    parts: list[Atom] = []
-    bounds = []
-    for atom in atoms:
-        cut = cuts.get(id(atom))
-        bounds.append((cut.start, cut.stop, cut.stride) if cut else (0, atom.size, 1))
-        parts += ([] if cut.atom is None else _axes.leaves([cut.atom])) if cut else [atom]
-    layout = _make(shape, atoms, bounds, parts, order)
+    found = _parts(atoms, sites[0].view.cuts)
+    layout = None if found is None else _make(shape, atoms, *found, order)
     return None if layout is None else (layout, order)
 
 
+def _parts(atoms: list[Atom], cuts: Sequence[Cut]):
+    """The bounds that each atom is cut to, and the atoms that are left."""
+    by_source = {id(cut.source): cut for cut in cuts}
+    if any(cut.source.parts for cut in cuts):
+        return None
+    bounds, parts = [], []
+    for atom in atoms:
+        cut = by_source.get(id(atom))
+        bounds.append((cut.start, cut.stop, cut.stride) if cut else (0, atom.size, 1))
+        parts += ([] if cut.atom is None else _axes.leaves([cut.atom])) if cut else [atom]
+    return bounds, parts
+
+
 def _make(shape, atoms, bounds, parts, order) -> Layout | None:
+    """The layout, provided that each part has exactly one role."""
     places = {id(part): i for i, part in enumerate(parts)}
     flat = [atom for part in order for atom in part]
     if sorted(places.get(id(atom), -1) for atom in flat) != list(range(len(parts))):
@@ -252,29 +266,38 @@ def _make(shape, atoms, bounds, parts, order) -> Layout | None:
 def _bias_layout(
     lineage: Lineage,
     bias: int,
-    site: Site,
-    order: tuple[list[Atom], list[Atom], list[Atom]],
+    sites: list[Site],
+    order: Order,
     shape: tuple[int, ...],
 ) -> Layout | None:
-    partner: dict[int, Atom] = {}
-    for unit, other in site.bias_pairs:
-        aligned = _axes.align([unit], [other])
-        if aligned is None:
-            return None
-        partner.update({id(u): b for u, b in aligned})
-    blocks, _, outputs = order
-    if not all(id(atom) in partner for atom in (*blocks, *outputs)):
+    """The bias as [blocks, 1, outputs], if all sites add it, all in the same way."""
+    first = sites[0].bias
+    keys = {site.bias and _cut_key(site.bias.cuts) for site in sites}
+    if first is None or len(keys) > 1 or any(s.bias is None or s.bias.scale != 1 for s in sites):
+        return None
+    partners = [_partners(site) for site in sites]
+    wanted = [*order[0], *order[2]]
+    mapped = [[p.get(id(atom)) for atom in wanted] for p in partners]
+    if any(atom is None for atom in mapped[0]) or any(m != mapped[0] for m in mapped):
         return None
     atoms = _axes.flatten(lineage.axes[bias])
-    bounds = [(0, atom.size, 1) for atom in atoms]
-    mapped = ([partner[id(a)] for a in blocks], [], [partner[id(a)] for a in outputs])
-    return _make(shape, atoms, bounds, atoms, mapped)
+    found = _parts(atoms, first.cuts)
+    blocks, outputs = mapped[0][: len(order[0])], mapped[0][len(order[0]) :]
+    return None if found is None else _make(shape, atoms, *found, (blocks, [], outputs))
+
+
+def _partners(site: Site) -> dict[int, Atom]:
+    """The bias's atom for each atom of the weight's outputs."""
+    partner: dict[int, Atom] = {}
+    for unit, other in site.bias_pairs:
+        partner.update({id(u): b for u, b in _axes.align([unit], [other]) or ()})
+    return partner
 
 
 # -- slices of one weight -----------------------------------------------------------------------
 
 
-def _disjoint(keys: Sequence[tuple], atoms: list[Atom]) -> bool:
+def _disjoint(keys: Sequence[tuple]) -> bool:
     """Whether no two of the slices share an element."""
     boxes = [{source: range(*bounds) for source, *bounds in key} for key in keys]
     for i, these in enumerate(boxes):
@@ -286,43 +309,73 @@ def _disjoint(keys: Sequence[tuple], atoms: list[Atom]) -> bool:
 
 
 def _merge(
-    lineage: Lineage, atoms: list[Atom], groups: list[list[Site]], shape: tuple[int, ...]
+    lineage: Lineage,
+    atoms: list[Atom],
+    groups: list[list[Site]],
+    shapes: Sequence[tuple[int, ...]],
+    bias: int | None,
 ) -> Claim | None:
     """Slices by output unit that are fed by one array, and together make up the weight.
 
     They are one neuron: q, k and v cut out of one matrix.
     """
-    firsts = [group[0] for group in groups]
-    first = firsts[0]
-    cuts = [site.view.cuts for site in firsts]
-    if len(groups) < 2 or any(len(g) > 1 for g in groups) or any(len(c) != 1 for c in cuts):
+    sites = [group[0] for group in groups]
+    first = sites[0]
+    if len(groups) < 2 or any(len(group) > 1 or len(group[0].view.cuts) != 1 for group in groups):
         return None
-    source = cuts[0][0].source
-    sizes = [len(range(c[0].start, c[0].stop, c[0].stride)) for c in cuts]
-    same = all(
-        site.feature is first.feature and site.scope is first.scope and c[0].source is source
-        for site, c in zip(firsts, cuts, strict=True)
+    cuts = [site.view.cuts[0] for site in sites]
+    source = cuts[0].source
+    fed_alike = all(
+        site.kind == "dense"
+        and site.roles is not None
+        and site.features == first.features
+        and site.scope is first.scope
+        and cut.source is source
+        for site, cut in zip(sites, cuts, strict=True)
     )
-    if not same or sum(sizes) != source.size or first.kind != "dense":
+    if not fed_alike or sum(len(range(c.start, c.stop, c.stride)) for c in cuts) != source.size:
         return None
-    order = _order(first)
-    inside = _axes.leaves([cuts[0][0].atom]) if cuts[0][0].atom else []
-    if any(id(atom) in {id(a) for a in (*order[0], *order[1])} for atom in inside):
+    blocks, inputs, outputs = _order(first)
+    inside = {id(atom) for atom in _axes.leaves([cuts[0].atom] if cuts[0].atom else [])}
+    if any([id(a) for a in _order(site)[1]] != [id(a) for a in inputs] for site in sites):
         return None
-    whole = (
-        order[0],
-        order[1],
-        [source, *(a for a in order[2] if id(a) not in {id(i) for i in inside})],
-    )
-    layout = _make(shape, atoms, [(0, a.size, 1) for a in atoms], atoms, whole)
-    # All sites are given the same features in the same order of inputs.
-    if layout is None or any(s.feature_axes != first.feature_axes for s in firsts[1:]):
-        inputs = [[id(a) for a in _order(site)[1]] for site in firsts]
-        if layout is None or any(i != inputs[0] for i in inputs):
+    order = (blocks, inputs, [source, *(a for a in outputs if id(a) not in inside)])
+    bounds = [(0, atom.size, 1) for atom in atoms]
+    weight = first.view.parameter
+    layout = _make(shapes[weight], atoms, bounds, atoms, order)
+    bias_layout = None
+    if bias is not None:
+        bias_layout = _merged_bias(lineage, sites, cuts, order, bias, shapes[bias])
+        if bias_layout is None:
             return None
-    claim = _canonical(first.view.parameter, None, [first], layout, None, whole, "")
-    claim.repeated = len(firsts) - 1
-    return claim
+    if layout is None or not _disjoint([_cut_key([cut]) for cut in cuts]):
+        return None
+    claim = _canonical(weight, bias, [first], layout, bias_layout, order, "")
+    return dataclasses.replace(claim, sites=sites, fed_alike=True)
+
+
+def _merged_bias(
+    lineage: Lineage,
+    sites: list[Site],
+    cuts: list[Cut],
+    order: Order,
+    bias: int,
+    shape: tuple[int, ...],
+) -> Layout | None:
+    """The layout of a bias that is cut as its weight is."""
+    bounds = lambda cut: (cut.start, cut.stop, cut.stride)
+    partner = _partners(sites[0])
+    for site, cut in zip(sites, cuts, strict=True):
+        view = site.bias
+        if view is None or view.scale != 1 or [bounds(c) for c in view.cuts] != [bounds(cut)]:
+            return None
+        partner[id(cut.source)] = view.cuts[0].source
+    mapped = [partner.get(id(atom)) for atom in (*order[0], *order[2])]
+    atoms = _axes.flatten(lineage.axes[bias])
+    if any(atom is None for atom in mapped):
+        return None
+    split = (mapped[: len(order[0])], [], mapped[len(order[0]) :])
+    return _make(shape, atoms, [(0, atom.size, 1) for atom in atoms], atoms, split)
 
 
 def _suffix(atoms: list[Atom], key: tuple) -> str:

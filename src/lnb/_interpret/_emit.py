@@ -38,7 +38,7 @@ class Plan:
 def make_program(site: Site) -> Program:
     """The site's map from weight and bias to its outputs."""
     *outer, last = site.view.chains
-    steps = (*last.steps, site.step, *site.after)
+    steps = (*last.steps, *site.steps, *site.after)
     weight = (*outer, dataclasses.replace(last, steps=steps))
     bias = None if site.bias is None else site.bias.chains
     slots = tuple(
@@ -96,8 +96,8 @@ class Emitter:
             env.update(zip(eqn.outvars, outs, strict=True))
         for plan in self.moments.get(scope, ()):
             assert plan.moments is not None
-            x = lax.stop_gradient(read(plan.site.feature))
-            _update(payloads, {plan.index: plan.moments.moments(x)})
+            features = [lax.stop_gradient(read(atom)) for atom in plan.site.features]
+            _update(payloads, {plan.index: plan.moments.moments(*features)})
         for plan, slot, var in self.residuals.get(scope, ()):
             _update(payloads, {plan.index: {f"{slot}": lax.stop_gradient(read(var))}})
         return [read(atom) for atom in jaxpr.outvars], payloads
@@ -127,9 +127,7 @@ class Emitter:
         def turn(carry: list[Any], x: list[Any]):
             arguments = [*consts, *carry, *x]
             outs, payloads = self.run(inner[0], body.jaxpr, body.consts, arguments)
-            summed = {
-                (i, k): v for i, p in payloads.items() for k, v in p.items() if sums(i, k)
-            }
+            summed = {(i, k): v for i, p in payloads.items() for k, v in p.items() if sums(i, k)}
             stacked = {
                 (i, k): v for i, p in payloads.items() for k, v in p.items() if not sums(i, k)
             }
@@ -143,7 +141,9 @@ class Emitter:
         first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
         shapes = jax.eval_shape(turn, init, first)[2]
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        options = {k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params}
+        options = {
+            k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params
+        }
         (values, totals), (ys, stacked) = lax.scan(step, (init, zeros), xs, **options)
         payloads: dict[int, Payload] = {}
         for (index, entry), value in (*totals.items(), *stacked.items()):
@@ -237,4 +237,3 @@ def _jit(eqn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     if any(s is not None for s in outs):
         options["out_shardings"] = (outs, None)
     return jax.jit(run, **options)
-

@@ -17,7 +17,7 @@ from jax.extend import core as jex
 
 from . import _axes
 from ._program import Step
-from ._rules import SITE_RULES, VIEW_RULES, pair_bias
+from ._rules import SITE_RULES, VIEW_RULES, pair_bias, relabel
 from ._values import MIXED, Const, Data, Entangled, Output, Site, Use, Value, View
 
 # Primitives whose results are their operands, one for one.
@@ -51,24 +51,18 @@ TAIL = frozenset(
 
 
 class Scope:
-    """A jaxpr as it stands in the program: its sites, what they need of it, the jaxprs inside."""
+    """A jaxpr as it stands in the program: its sites, and the jaxprs inside."""
 
     def __init__(self, loops: tuple[int, ...] = (), sharded: bool = False):
         self.loops = loops
         self.sharded = sharded
         self.sites: list[Site] = []
-        self.residuals: list[tuple[Site, int, Any]] = []
         self.inner: dict[int, list[Scope]] = {}
+        self.uses: collections.Counter[Any] = collections.Counter()
 
     def all_sites(self) -> list[Site]:
         inner = itertools.chain.from_iterable(self.inner.values())
         return [*self.sites, *itertools.chain.from_iterable(s.all_sites() for s in inner)]
-
-    @property
-    def emits(self) -> bool:
-        return bool(self.sites or self.residuals) or any(
-            scope.emits for scopes in self.inner.values() for scope in scopes
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +82,7 @@ def trace_lineage(jaxpr: jex.Jaxpr, consts: Sequence[Any], parameters: int) -> L
     values: list[Value] = [View(index, a) for index, a in enumerate(axes)]
     values += [Data()] * (len(jaxpr.invars) - parameters)
     scope = Scope()
-    known = [Const(_scalar(const)) for const in consts]
+    known = [_captured(const) for const in consts]
     walker.run(scope, jaxpr, known, values, [True] * len(jaxpr.outvars))
     return Lineage(scope, dict(walker.uses), axes, walker.origins)
 
@@ -111,6 +105,8 @@ class _Walker:
         env: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, arguments, strict=True))
         tail = _tail(jaxpr, tail_outputs)
+        atoms = [*itertools.chain.from_iterable(e.invars for e in jaxpr.eqns), *jaxpr.outvars]
+        scope.uses.update(atom for atom in atoms if not isinstance(atom, jex.Literal))
         for index, eqn in enumerate(jaxpr.eqns):
             values = [_read(env, atom) for atom in eqn.invars]
             env.update(
@@ -131,7 +127,10 @@ class _Walker:
         if name in INLINE and (relevant or tagged):
             return self.inline(scope, index, eqn, values, tail)
         if not relevant:
-            return [_data(eqn, values)] * len(eqn.outvars)
+            at = _scaled(scope, eqn, values)
+            return [
+                _data(eqn, values) if at is None else self.rescaled(scope, eqn, values, at)
+            ] * len(eqn.outvars)
         if name == "scan":
             return self.scan(scope, index, eqn, values, tail)
         if name == "cond":
@@ -191,16 +190,17 @@ class _Walker:
 
     def site(self, scope: Scope, eqn: Any, at: int, view: View, found: dict[str, Any]) -> Value:
         out_axes = found.pop("out_axes", None)
-        step = self.step(scope, eqn, at, 0)
-        site = Site(view=view, step=step, scope=scope, loops=scope.loops, **found)
+        steps = (self.step(scope, eqn, at, 0),)
+        site = Site(view=view, steps=steps, scope=scope, loops=scope.loops, **found)
         scope.sites.append(site)
         self.use(view, Use("site", site))
         return Data(Output(site, out_axes) if out_axes is not None else MIXED)
 
     def addition(self, eqn: Any, at: int, view: View, data: Data, tail: set[Any]) -> Value:
         output = data.output
-        negated = eqn.primitive.name == "sub" and at == 1
-        if isinstance(output, Output) and not negated and output.site.bias is None:
+        if eqn.primitive.name == "sub" and at == 1:
+            view = view.then(Step.make("neg", jnp.negative), scale=-view.scale)
+        if isinstance(output, Output) and output.site.bias is None:
             pairs = pair_bias(view, output, eqn.outvars[0].aval.shape)
             if pairs is not None:
                 site = output.site
@@ -210,6 +210,22 @@ class _Walker:
         if not (eqn.outvars[0] in tail and eqn.outvars[0].aval.shape == ()):
             self.use(view, Use("identity"))
         return Data(None if output is None else MIXED)
+
+    def rescaled(self, scope: Scope, eqn: Any, values: list[Value], at: int) -> Value:
+        """A scale that has met one factor of its features meets another.
+
+        Normalisation layers write (x - mean) * (rsqrt(variance) * scale): all of it is what the
+        scale is fed.
+        """
+        output = values[at].output  # type: ignore[union-attr]
+        site, shape = output.site, eqn.outvars[0].aval.shape
+        axes = relabel(_axes.spread(output.axes, shape))
+        site.features = (*site.features, eqn.invars[1 - at])
+        site.steps = (*site.steps, *output.steps, self.step(scope, eqn, at, 0))
+        site.options["stages"] += ((output.steps, shape),)
+        site.feature_axes = axes
+        site.positions = _axes.size(a for a in _axes.flatten(axes) if a.label == "position")
+        return Data(Output(site, axes))
 
     def step(self, scope: Scope, eqn: Any, at: int, output: int) -> Step:
         slots, literals = [], []
@@ -222,7 +238,7 @@ class _Walker:
         key = f"{eqn.primitive.name} {eqn.params} {[str(a.aval) for a in eqn.invars]}"
         several = eqn.primitive.multiple_results
         return Step(
-            _binder(eqn), key, at, tuple(slots), tuple(literals), output if several else None
+            _exact(eqn), key, at, tuple(slots), tuple(literals), output if several else None
         )
 
     def use(self, value: Value, use: Use) -> None:
@@ -242,7 +258,7 @@ class _Walker:
         jaxpr, consts = _open(eqn.params[INLINE[eqn.primitive.name]])
         inner = Scope(scope.loops, scope.sharded)
         scope.inner[index] = [inner]
-        known = [Const(_scalar(const)) for const in consts]
+        known = [_captured(const) for const in consts]
         return self.run(inner, jaxpr, known, values, [var in tail for var in eqn.outvars])
 
     def cond(
@@ -253,7 +269,7 @@ class _Walker:
         for branch in eqn.params["branches"]:
             inner = Scope(scope.loops, scope.sharded)
             scope.inner[index].append(inner)
-            known = [Const(_scalar(const)) for const in branch.consts]
+            known = [_captured(const) for const in branch.consts]
             flags = [var in tail for var in eqn.outvars]
             results.append(self.run(inner, branch.jaxpr, known, values[1:], flags))
         return [self.merge(outs) for outs in zip(*results, strict=True)]
@@ -278,12 +294,12 @@ class _Walker:
         n_consts, n_carry = params["num_consts"], params["num_carry"]
         consts, carry, xs = _split(values, [n_consts, n_carry])
         outer: list[Value] = [
-            *(v.loop(False) if isinstance(v, View) else _plain(v) for v in consts),
-            *(v.loop(False) if isinstance(v, View) else _plain(v) for v in carry),
-            *(v.loop(True) if isinstance(v, View) else _plain(v) for v in xs),
+            *(v.loop(False) if isinstance(v, View) else _still(v) for v in consts),
+            *(v.loop(False) if isinstance(v, View) else _still(v) for v in carry),
+            *(v.loop(True) if isinstance(v, View) else _turning(v) for v in xs),
         ]
         flags = [var in tail for var in eqn.outvars]
-        known = [Const(_scalar(const)) for const in body.consts]
+        known = [_captured(const) for const in body.consts]
         inner = Scope((*scope.loops, params["length"]), scope.sharded)
         # A carried value is what it was at the start only if the body leaves it so.
         unchanged = [
@@ -300,7 +316,7 @@ class _Walker:
                 self.carried(value)
                 outer[n_consts + k] = Data()
             elif isinstance(value, Const) and not unchanged[k]:
-                outer[n_consts + k] = Const()
+                outer[n_consts + k] = _counter(body.jaxpr, value, n_consts + k, k, params["length"])
         while any(isinstance(v, Const) for v in outer[n_consts : n_consts + n_carry]):
             trial = _Walker()
             results = trial.run(Scope(inner.loops), body.jaxpr, known, outer, flags)
@@ -349,7 +365,7 @@ class _Walker:
                     opaque=True,
                 )
             arguments.append(_plain(value))
-        known = [Const(_scalar(const)) for const in consts]
+        known = [_captured(const) for const in consts]
         results = self.run(inner, jaxpr, known, arguments, [var in tail for var in eqn.outvars])
         return [_plain(value) for value in results]
 
@@ -357,8 +373,23 @@ class _Walker:
 # -- small helpers ------------------------------------------------------------------------------
 
 
+def _counter(jaxpr: jex.Jaxpr, start: Const, at: int, out: int, length: int) -> Const:
+    """A carried constant: known at every turn if the body adds a known number to it."""
+    eqn = next((e for e in jaxpr.eqns if jaxpr.outvars[out] in e.outvars), None)
+    if start.value is None or eqn is None or eqn.primitive.name != "add":
+        return Const()
+    step = [atom.val for atom in eqn.invars if isinstance(atom, jex.Literal)]
+    if jaxpr.invars[at] not in eqn.invars or len(step) != 1 or np.size(start.value) != 1:
+        return Const()
+    return Const(turns=np.ravel(start.value) + np.ravel(step[0]) * np.arange(length))
+
+
 def _read(env: dict[Any, Value], atom: Any) -> Value:
     return Const(_scalar(atom.val)) if isinstance(atom, jex.Literal) else env[atom]
+
+
+def _captured(const: Any) -> Const:
+    return Const(_scalar(const), captured=np.size(const) > 1)
 
 
 def _scalar(value: Any) -> Any:
@@ -379,6 +410,18 @@ def _plain(value: Value) -> Value:
     if isinstance(value, Data) and value.output is not None:
         return Data(MIXED)
     return value
+
+
+def _still(value: Value) -> Value:
+    """The value inside a loop: what an outer loop counts is no longer known there."""
+    return dataclasses.replace(value, turns=None) if isinstance(value, Const) else _plain(value)
+
+
+def _turning(value: Value) -> Value:
+    """The value that a loop takes a slice of at each turn."""
+    if isinstance(value, Const):
+        return Const(turns=value.value, captured=value.captured)
+    return _plain(value)
 
 
 def _split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
@@ -413,17 +456,34 @@ def _differentiable(eqn: Any) -> bool:
 
 
 def _fold(eqn: Any, values: Sequence[Value]) -> list[Value]:
-    """Known scalars stay known: scales such as 1 / sqrt(d), and indices of unrolled loops."""
-    known = [value.value for value in values if isinstance(value, Const)]
-    scalar = all(math.prod(var.aval.shape) == 1 for var in eqn.outvars)
-    if not known or any(value is None for value in known) or not scalar or eqn.effects:
-        return [Const()] * len(eqn.outvars)
-    shaped = [np.reshape(v, a.aval.shape) for v, a in zip(known, eqn.invars, strict=True)]
+    """Known scalars stay known: scales such as 1 / sqrt(d), and the indices of loops."""
+    captured = any(isinstance(value, Const) and value.captured for value in values)
+    unknown: list[Value] = [Const(captured=captured)] * len(eqn.outvars)
+    if eqn.primitive.name == "iota" and len(eqn.outvars[0].aval.shape) == 1:
+        return [Const(np.arange(eqn.outvars[0].aval.shape[0]))]
+    known = [
+        (v.value, v.turns)
+        for v in values
+        if isinstance(v, Const) and (v.turns is not None or np.size(v.value) == 1)
+    ]
+    scalar = all(math.prod(var.aval.shape) == 1 for var in (*eqn.invars, *eqn.outvars))
+    if not known or len(known) < len(values) or not scalar or eqn.effects:
+        return unknown
+    if any(value is None and turns is None for value, turns in known):
+        return unknown
+    turning = any(turns is not None for _, turns in known)
+    length = max([len(turns) for _, turns in known if turns is not None], default=1)
     with jax.ensure_compile_time_eval():
-        arguments = [jnp.asarray(v, a.aval.dtype) for v, a in zip(shaped, eqn.invars, strict=True)]
-        results = _binder(eqn)(*arguments)
+        arguments = [
+            jnp.asarray(turns if turns is not None else np.repeat(value, length), atom.aval.dtype)
+            for (value, turns), atom in zip(known, eqn.invars, strict=True)
+        ]
+        shaped = [x.reshape(-1, *a.aval.shape) for x, a in zip(arguments, eqn.invars, strict=True)]
+        results = jax.vmap(_binder(eqn))(*shaped)
     results = results if eqn.primitive.multiple_results else [results]
-    return [Const(_scalar(result)) for result in results]
+    if turning:
+        return [Const(turns=np.ravel(result)) for result in results]
+    return [Const(_scalar(result[0])) for result in results]
 
 
 def _data(eqn: Any, values: Sequence[Value]) -> Data:
@@ -455,6 +515,25 @@ def _data(eqn: Any, values: Sequence[Value]) -> Data:
 _REARRANGING = frozenset(
     "reshape squeeze expand_dims transpose broadcast_in_dim convert_element_type".split()
 )
+
+
+def _scaled(scope: Scope, eqn: Any, values: Sequence[Value]) -> int | None:
+    """Which operand is a scale's output that goes nowhere but into this product, if one is."""
+    if eqn.primitive.name != "mul":
+        return None
+    for at, value in enumerate(values):
+        output = value.output if isinstance(value, Data) else None
+        if (
+            isinstance(output, Output)
+            and output.site.kind == "scale"
+            and output.site.roles is not None
+            and output.site.scope is scope
+            and isinstance(values[1 - at], Data)
+            and scope.uses[eqn.invars[at]] == 1
+            and len(output.axes) == len(eqn.outvars[0].aval.shape)
+        ):
+            return at
+    return None
 
 
 def _entangle(eqn: Any, values: Sequence[Value]) -> Entangled:

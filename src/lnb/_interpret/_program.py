@@ -27,6 +27,11 @@ class Step:
     literals: tuple[Any, ...]
     output: int | None  # which result, of a primitive with several
 
+    @classmethod
+    def make(cls, key: str, function: Callable[[Array], Array]) -> Step:
+        """A step that needs nothing but the view."""
+        return cls(function, key, 0, (None,), (None,), None)
+
     def __call__(self, view: Array, residuals: Mapping[int, Array]) -> Array:
         operands = [
             _like(view, literal if slot is None else residuals[slot])

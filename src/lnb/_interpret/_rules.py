@@ -138,21 +138,45 @@ def _dynamic_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Ch
     if at != 0:
         return None
     sizes, shape = eqn.params["slice_sizes"], _shape(eqn.invars[0])
-    starts = [v.value if isinstance(v, Const) else None for v in values[1:]]
-    if any(start is None and n != m for start, n, m in zip(starts, sizes, shape, strict=True)):
+    indices = values[1:]
+    cut = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
+    known = [v.value if isinstance(v, Const) else None for v in indices]
+    if len(cut) == 1 and sizes[cut[0]] == 1 and _is_counter(indices[cut[0]], shape[cut[0]]):
+        turned = view.turned(cut[0])
+        if turned is not None:
+            return [turned]
+    if any(known[i] is None for i in cut):
         return _unstructured(eqn, at, view, values)
-    first = [
-        0 if n == m else min(max(int(start), 0), m - n)
-        for start, n, m in zip(starts, sizes, shape, strict=True)
-    ]
-    stops = [start + n for start, n in zip(first, sizes, strict=True)]
-    return [_cut(view, first, stops, [1] * len(sizes))]
+    starts = [0] * len(sizes)
+    for i in cut:
+        starts[i] = min(max(int(known[i]), 0), shape[i] - sizes[i])
+    stops = [start + n for start, n in zip(starts, sizes, strict=True)]
+    return [_cut(view, starts, stops, [1] * len(sizes))]
+
+
+def _is_counter(index: Value, length: int) -> bool:
+    """Whether an index counts the turns of the innermost loop, from 0 to `length`."""
+    turns = index.turns if isinstance(index, Const) else None
+    return turns is not None and np.array_equal(np.ravel(turns), np.arange(length))
 
 
 def _gathered(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
     """By a constant index: one row is a slice, several are a lookup."""
     rows = math.prod(_shape(eqn.invars[1])[:-1])
     return _unstructured(eqn, at, view, values) if at == 0 and rows == 1 else None
+
+
+def _contracted(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    """With a constant that is no data: it is not captured, or has no axis for examples.
+
+    Derivatives inside the loss start from such: ones, or a direction.
+    """
+    other = values[1 - at]
+    assert isinstance(other, Const)
+    contracting, batch = eqn.params["dimension_numbers"]
+    axes = len(contracting[1 - at]) + len(batch[1 - at])
+    data = other.captured and axes < len(_shape(eqn.invars[1 - at]))
+    return None if data else _unstructured(eqn, at, view, values)
 
 
 VIEW_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Changes]] = {
@@ -165,6 +189,7 @@ VIEW_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Changes]] = {
     "split": _split,
     "dynamic_slice": _dynamic_slice,
     "gather": _gathered,
+    "dot_general": _contracted,
     "convert_element_type": _same,
     "reduce_precision": _same,
     "neg": _negate,
@@ -193,7 +218,11 @@ def _dot(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     x_contracted, w_contracted = contracting[1 - at], contracting[at]
     x_batch, w_batch = batch[1 - at], batch[at]
     x_free = [i for i in range(len(shape)) if i not in {*x_contracted, *x_batch}]
-    found = {"kind": "dense", "feature": feature, "positions": math.prod(shape[i] for i in x_free)}
+    found = {
+        "kind": "dense",
+        "features": (feature,),
+        "positions": math.prod(shape[i] for i in x_free),
+    }
     if view.axes is None:
         return found
     w_free = [i for i in range(len(view.axes)) if i not in {*w_contracted, *w_batch}]
@@ -227,7 +256,7 @@ def _conv(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     params, out = eqn.params, eqn.outvars[0]
     numbers = params["dimension_numbers"]
     units = _shape(eqn.invars[1])[numbers.rhs_spec[0]]
-    found = {"kind": "conv", "feature": eqn.invars[1 - at], "positions": out.aval.size // units}
+    found = {"kind": "conv", "features": (eqn.invars[1 - at],), "positions": out.aval.size // units}
     if view.axes is None or at == 0 or params["batch_group_count"] > 1:
         return found
     if not _parameters(_axes.flatten(view.axes)):
@@ -260,7 +289,7 @@ def _conv(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
         "roles": Roles(list(blocks), inputs, list(outputs)),
         "feature_axes": tuple(patch_axes),
         "out_axes": tuple(out_axes),
-        "patches": patches,
+        "options": patches,
     }
 
 
@@ -268,7 +297,7 @@ def _mul(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     if eqn.primitive.name == "div" and at == 1:
         return None
     feature, shape = eqn.invars[1 - at], _shape(eqn.outvars[0])
-    found = {"kind": "scale", "feature": feature}
+    found = {"kind": "scale", "features": (feature,)}
     if view.axes is None:
         units = math.prod(_shape(eqn.invars[at]))
         return {**found, "positions": max(1, math.prod(shape) // max(units, 1))}
@@ -277,18 +306,18 @@ def _mul(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     found["positions"] = _axes.size(atom for atom in atoms if atom.label == "broadcast")
     if eqn.primitive.name == "div":
         return found
-    axes = _relabel(axes)
+    axes = relabel(axes)
     blocks = [atom for atom in atoms if atom.label == "parameter"]
     return {
         **found,
         "roles": Roles(blocks, [], []),
         "feature_axes": axes,
         "out_axes": axes,
-        "patches": {"shape": shape},
+        "options": {"stages": (((), shape),)},
     }
 
 
-def _relabel(axes: Axes) -> Axes:
+def relabel(axes: Axes) -> Axes:
     """The axes of an output: where the weight was repeated, there are positions."""
     return tuple(
         tuple(
@@ -306,7 +335,7 @@ def _gather(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     found = {
         "kind": "lookup",
-        "feature": indices,
+        "features": (indices,),
         "positions": math.prod(_shape(indices)[:-1]),
     }
     row = numbers.start_index_map[0]
@@ -320,14 +349,14 @@ def _gather(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
         return found
     outputs = [atom for i, axis in enumerate(view.axes) if i != row for atom in axis]
     roles = Roles([], list(view.axes[row]), outputs)
-    return {**found, "roles": roles, "patches": {"mode": eqn.params["mode"]}}
+    return {**found, "roles": roles, "options": {"mode": eqn.params["mode"]}}
 
 
 def _pick(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     """`dynamic_slice` at an index that depends on the batch."""
     if at != 0 or not any(isinstance(value, Data) for value in values[1:]):
         return None
-    return {"kind": "lookup", "feature": None, "positions": 1}
+    return {"kind": "lookup", "features": (), "positions": 1}
 
 
 SITE_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Found]] = {
@@ -343,9 +372,7 @@ SITE_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Found]] = {
 # -- biases -------------------------------------------------------------------------------------
 
 
-def pair_bias(
-    view: View, output: Output, shape: Sequence[int]
-) -> list[tuple[Atom, Atom]] | None:
+def pair_bias(view: View, output: Output, shape: Sequence[int]) -> list[tuple[Atom, Atom]] | None:
     """Pairs each output unit of a site with the bias's element, if it is the site's bias.
 
     A bias is constant over positions, covers every output unit, and enters the same loops in the
@@ -357,7 +384,7 @@ def pair_bias(
         return None
     if [_axes.size(axis) for axis in output.axes] != list(shape):
         return None
-    if view.cuts or view.scale != 1 or scanned != [c.scanned for c in site.view.chains[1:]]:
+    if scanned != [chain.scanned for chain in site.view.chains[1:]]:
         return None
     pairs: list[tuple[Atom, Atom]] = []
     for unit_axis, bias_axis in (

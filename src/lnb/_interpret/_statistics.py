@@ -41,13 +41,13 @@ class Arrangement:
     scale: float
     has_bias: bool
     scanned: tuple[bool, ...]
-    options: tuple[tuple[str, Any], ...]  # of the patches, or of the lookup
+    options: tuple[tuple[str, Any], ...]  # of the patches, of the lookup, of the products
 
-    def moments(self, x: Array) -> dict[str, Array]:
+    def moments(self, *xs: Array) -> dict[str, Array]:
         """The sums of x x^T [blocks, inputs, inputs] and x [blocks, inputs], of one turn."""
         if self.kind == "lookup":
-            return {"second": self._occurrences(x)}
-        x = self._spread(x)
+            return {"second": self._occurrences(*xs)}
+        x = self._spread(*xs)
         dtype = accumulator(x.dtype)
         g, d = self._size(self.blocks), self._size(self.inputs)
         moments = {"second": self._second(x, dtype).reshape(g, d, d) * self.scale**2}
@@ -57,31 +57,31 @@ class Arrangement:
             moments["first"] = first.reshape(g, d) * self.scale
         return moments
 
-    def all_moments(self, x: Array) -> dict[str, Array]:
-        """The same over all turns of all loops, whose axes x has in front."""
+    def all_moments(self, *xs: Array) -> dict[str, Array]:
+        """The same over all turns of all loops, whose axes the features have in front."""
         moments = self.moments
         for _ in self.scanned:
             moments = jax.vmap(moments)
         shared = tuple(i for i, scanned in enumerate(self.scanned) if not scanned)
-        summed = {name: value.sum(axis=shared) for name, value in moments(x).items()}
+        summed = {name: value.sum(axis=shared) for name, value in moments(*xs).items()}
         loops = len(self.scanned) - len(shared)
         return {k: v.reshape(-1, *v.shape[loops + 1 :]) for k, v in summed.items()}
 
-    def all_sums(self, x: Array) -> dict[str, Array]:
+    def all_sums(self, *xs: Array) -> dict[str, Array]:
         """The sums of x * x and x [blocks, inputs], without the products in between."""
-        rows = self.all_rows(x)
+        rows = self.all_rows(*xs)
         if rows is None:
-            return {"square": self.all_moments(x)["second"]}
+            return {"square": self.all_moments(*xs)["second"]}
         return {"square": jnp.sum(rows * rows, axis=1), "first": jnp.sum(rows, axis=1)}
 
-    def all_rows(self, x: Array) -> Array | None:
+    def all_rows(self, *xs: Array) -> Array | None:
         """The features of all turns as [blocks, positions, inputs]; a lookup has none."""
         if self.kind == "lookup":
             return None
         spread = self._spread
         for _ in self.scanned:
             spread = jax.vmap(spread)
-        x, n = spread(x), len(self.scanned)
+        x, n = spread(*xs), len(self.scanned)
         loops = [i for i, scanned in enumerate(self.scanned) if scanned]
         turns = [i for i, scanned in enumerate(self.scanned) if not scanned]
         blocks, positions = [n + i for i in self.blocks], [n + i for i in self.positions]
@@ -90,13 +90,24 @@ class Arrangement:
         x = x.transpose(order).reshape(g, -1, self._size(self.inputs))
         return x.astype(accumulator(x.dtype)) * self.scale
 
-    def _spread(self, x: Array) -> Array:
-        if self.kind == "conv":
-            options = dict(self.options)
-            x = lax.conv_general_dilated_patches(x, **options, precision=lax.Precision.HIGHEST)
-        elif self.kind == "scale":
-            x = jnp.broadcast_to(x, dict(self.options)["shape"])
+    def _spread(self, *xs: Array) -> Array:
+        options = dict(self.options)
+        if self.kind == "scale":
+            x = self._multiplied(xs, options["stages"])
+        elif self.kind == "conv":
+            x = lax.conv_general_dilated_patches(*xs, **options, precision=lax.Precision.HIGHEST)
+        else:
+            (x,) = xs
         return x.reshape(self.sizes)
+
+    def _multiplied(self, xs: Sequence[Array], stages: Sequence[Any]) -> Array:
+        """The product of what a scale met, factor by factor, as it was rearranged in between."""
+        product = jnp.ones((), xs[0].dtype)
+        for x, (steps, shape) in zip(xs, stages, strict=True):
+            for step in steps:
+                product = step(product, {})
+            product = jnp.broadcast_to(product, shape) * jnp.broadcast_to(x, shape)
+        return product
 
     def _second(self, x: Array, dtype: Any) -> Array:
         if not self.inputs:
@@ -131,7 +142,6 @@ def arrange(site: Site, claim: Claim) -> Arrangement:
     places = {id(atom): i for i, atom in enumerate(atoms)}
     block_axes = tuple(places[id(atom)] for atom in blocks if id(atom) in places)
     input_axes = tuple(places[id(atom)] for atom in inputs if id(atom) in places)
-    options = {k: v if k != "padding" else tuple(v) for k, v in (site.patches or {}).items()}
     return Arrangement(
         kind=site.kind,
         sizes=tuple(atom.size for atom in atoms),
@@ -142,7 +152,7 @@ def arrange(site: Site, claim: Claim) -> Arrangement:
         scale=site.view.scale,
         has_bias=claim.bias is not None,
         scanned=tuple(chain.scanned for chain in site.view.chains[1:]),
-        options=tuple(options.items()),
+        options=tuple(site.options.items()),
     )
 
 

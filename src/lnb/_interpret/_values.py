@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
+
 from . import _axes
 from ._axes import Atom, Axes
 from ._program import Chain, Step
@@ -12,9 +14,16 @@ from ._program import Chain, Step
 
 @dataclasses.dataclass(frozen=True)
 class Const:
-    """Depends on neither parameters nor batch; `value` where it is a known scalar."""
+    """Depends on neither parameters nor batch.
+
+    `value` is set where it is known (a scalar, or a short range), `turns` where it is a known
+    scalar at each turn of the innermost loop. An array that the loss closes over is `captured`: it
+    may well be the data.
+    """
 
     value: Any = None
+    turns: Any = None
+    captured: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +54,27 @@ class View:
     fraction: float = 1.0  # of the parameter's elements that it covers
 
     def then(self, step: Step | None, **changes: Any) -> View:
-        if step is not None:
+        if step is not None and "chains" not in changes:
             last = self.chains[-1]
             chain = dataclasses.replace(last, steps=(*last.steps, step))
             changes["chains"] = (*self.chains[:-1], chain)
         return dataclasses.replace(self, **changes)
+
+    def turned(self, axis: int) -> dict[str, Any] | None:
+        """What changes when a loop's counter indexes `axis`: as if the loop sliced the view."""
+        *outer, last = self.chains
+        if self.axes is None or not outer or last.steps or last.scanned:
+            return None
+        if not _axes.labels(self.axes[axis]) <= {"parameter"}:
+            return None
+        to_front = Step.make(f"moveaxis {axis} 0", lambda view: jnp.moveaxis(view, axis, 0))
+        restore = Step.make(f"expand_dims {axis}", lambda view: jnp.expand_dims(view, axis))
+        outer[-1] = dataclasses.replace(outer[-1], steps=(*outer[-1].steps, to_front))
+        return {
+            "chains": (*outer, Chain((restore,), scanned=True)),
+            "axes": (*self.axes[:axis], (), *self.axes[axis + 1 :]),
+            "stacked": (*self.stacked, self.axes[axis]),
+        }
 
     def loop(self, scanned: bool) -> View:
         """The view as the body of a loop sees it."""
@@ -86,20 +111,20 @@ class Roles:
 class Site:
     """A place where a weight meets data linearly.
 
-    `feature` is the data's variable, `feature_axes` how its axes correspond to the weight's atoms
-    (of its patches, for a convolution: `patches` are their options).
+    `features` are the data's variables, `feature_axes` how their axes correspond to the weight's
+    atoms (of their patches, for a convolution); `options` say how to take them, by kind.
     """
 
     kind: str
     view: View
-    step: Step
+    steps: tuple[Step, ...]  # from the view to the output
     scope: Any
-    feature: Any
+    features: tuple[Any, ...]  # variables; their product, where a scale meets several
     positions: int
     loops: tuple[int, ...]  # the trip counts of the loops around it
     roles: Roles | None = None
     feature_axes: Axes | None = None
-    patches: dict[str, Any] | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
     after: tuple[Step, ...] = ()  # from the site's own output to where the bias is added
     bias: View | None = None
     bias_pairs: list[tuple[Atom, Atom]] = dataclasses.field(default_factory=list)

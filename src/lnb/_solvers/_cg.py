@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.typing import ArrayLike
 
 from .._damping import Damping, damped_product
 from .._metric import Moments, Theta, count, moments
@@ -103,6 +104,7 @@ def _solve(
     return direction, residual
 
 
-def _ratio(numerator: Array, denominator: Array) -> Array:
+def _ratio(numerator: ArrayLike, denominator: ArrayLike) -> Array:
+    denominator = jnp.asarray(denominator)
     positive = denominator > jnp.finfo(denominator.dtype).tiny
     return jnp.where(positive, numerator / jnp.where(positive, denominator, 1), 0)

@@ -9,12 +9,12 @@ from jax import Array, lax
 
 from .._damping import Damping
 from .._factor import Factor
-from .._metric import Theta, gram, rows
-from .._moments import Average
+from .._metric import Theta, count, rows
 from .._neurons import Neuron
 from ._cg import CG
-from ._cholesky import Cholesky, Statistics, absorb, damped, empty_statistics, next_count
+from ._cholesky import Cholesky
 from ._protocol import Solver
+from ._running import Running
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -22,8 +22,7 @@ _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 class WoodburyState(NamedTuple):
     """What `Woodbury` remembers about a neuron whose features it sees row by row."""
 
-    count: Array  # batches since the inverse was last due to be made afresh
-    average: Average
+    running: Running
     inverse: Array  # [g, d, d], of the damped running second moment
 
 
@@ -53,44 +52,43 @@ class Woodbury(Solver):
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not _holds_rows(neuron):
             return self._cholesky.init(neuron, theta)
-        statistics = empty_statistics(neuron, theta)
-        identity = jnp.eye(theta.weight.shape[1], dtype=theta.weight.dtype)
-        inverse = jnp.broadcast_to(identity, statistics.second.shape)
-        return WoodburyState(jnp.zeros((), jnp.int32), Average.empty(statistics), inverse)
+        blocks, inputs, _ = theta.weight.shape
+        identity = jnp.eye(inputs, dtype=theta.weight.dtype)
+        inverse = jnp.broadcast_to(identity, (blocks, inputs, inputs))
+        return WoodburyState(Running.empty(neuron, theta), inverse)
 
     def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
         if not _holds_rows(neuron):
             return self._cholesky.update(neuron, features, state, damping)
-        batch = gram(features)
-        average = absorb(state.average, batch, self.decay)
+        x, n = rows(features), count(features)
+        assert x is not None
+        running = state.running.absorb(features, self.decay, self.every)
         inverse = lax.cond(
-            state.count == 0,
-            lambda: _invert(damped(neuron, average.value, damping)),
-            lambda: _absorb_rows(
-                state.inverse, rows(features), batch.count, state.average.rate(self.decay)
-            ),
+            state.running.count == 0,
+            lambda: _invert(running.damped(neuron, damping)),
+            lambda: _absorb_rows(state.inverse, x, n, state.running.average.rate(self.decay)),
         )
-        good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (batch.count > 0)
-        inverse = jnp.where(good, inverse, state.inverse)
-        count = next_count(state.count, batch, self.every)
-        return WoodburyState(count, average, inverse)
+        good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (n > 0)
+        return WoodburyState(running, jnp.where(good, inverse, state.inverse))
 
     def direction(
         self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        return _solve(state.inverse, state.average.value, gradient), state
+        return _solve(state.inverse, state.running.first, gradient), state
 
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
         return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)
 
 
+def _holds_rows(neuron: Neuron) -> bool:
+    return neuron.kind == "dense" and neuron.metric == "matrix-free" and neuron.has_gram
+
+
 def _invert(matrix: Array) -> Array:
-    root = jnp.linalg.cholesky(matrix)
     identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-    half = lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
-    return _matmul(half.mT, half)
+    return _gram(_root_solve(matrix, identity))
 
 
 def _absorb_rows(inverse: Array, x: Array, n: Array, rate: Array) -> Array:
@@ -99,28 +97,31 @@ def _absorb_rows(inverse: Array, x: Array, n: Array, rate: Array) -> Array:
     inverse, x = inverse / (1 - rate), x * jnp.sqrt(rate / n)
     projected = _matmul(x, inverse)
     inner = jnp.eye(x.shape[1], dtype=x.dtype)[None] + _matmul(projected, x.mT)
-    half = lax.linalg.triangular_solve(
-        jnp.linalg.cholesky(inner), projected, left_side=True, lower=True
-    )
-    return inverse - _matmul(half.mT, half)
+    return inverse - _gram(_root_solve(inner, projected))
 
 
-def _solve(inverse: Array, statistics: Statistics, gradient: Theta) -> Theta:
-    r"""The direction, from the inverse of :math:`A = \Sigma + \gamma I + \mu \mu^T`.
+def _root_solve(matrix: Array, right: Array) -> Array:
+    """C^-1 times the right-hand side, with C C^T the matrix."""
+    root = jnp.linalg.cholesky(matrix)
+    return lax.linalg.triangular_solve(root, right, left_side=True, lower=True)
+
+
+def _gram(x: Array) -> Array:
+    return _matmul(x.mT, x)
+
+
+def _solve(inverse: Array, mean: Array | None, gradient: Theta) -> Theta:
+    r"""The direction, from the inverse of :math:`\Sigma + \gamma I + \mu \mu^T`.
 
     With a bias it takes that of :math:`\Sigma + \gamma I`, by the Sherman-Morrison identity.
     """
     weight, bias = gradient
-    if bias is None:
-        return Theta(_matmul(inverse, weight), None)
-    mean = statistics.first[:, :, None]
+    if bias is None or mean is None:
+        return Theta(_matmul(inverse, weight), bias)
+    mean = mean[:, :, None]
     direction = _matmul(inverse, weight - mean * bias[:, None, :])
     whitened = _matmul(inverse, mean)
     # 1 / (1 + mu.(Sigma + gamma I)^-1 mu) by exact arithmetic, so positive.
     rest = jnp.maximum(1 - _matmul(mean.mT, whitened), jnp.finfo(mean.dtype).eps)
     direction = direction + whitened * (_matmul(mean.mT, direction) / rest)
     return Theta(direction, bias - _matmul(mean.mT, direction)[:, 0, :])
-
-
-def _holds_rows(neuron: Neuron) -> bool:
-    return neuron.kind == "dense" and neuron.metric == "matrix-free" and neuron.has_gram

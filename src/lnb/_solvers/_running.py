@@ -1,0 +1,63 @@
+"""Running moments of a neuron's features, for solvers that hold M as a matrix."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from .._damping import Damping
+from .._metric import Moments, Theta, gram
+from .._moments import Average
+from .._neurons import Neuron
+
+
+class Running(NamedTuple):
+    """Running means over positions.
+
+    Attributes:
+      count: batches absorbed, modulo the number after which something is due: due where it is 0.
+      average: of x, [g, d] or None without a bias, and of x x^T, [g, d, d] or its diagonal [g, d].
+    """
+
+    count: Array
+    average: Average
+
+    @classmethod
+    def empty(cls, neuron: Neuron, theta: Theta) -> "Running":
+        blocks, inputs, _ = theta.weight.shape
+        first = jnp.zeros((blocks, inputs), theta.weight.dtype)
+        diagonal = neuron.kind == "lookup" or inputs == 1
+        second = first if diagonal else jnp.zeros((blocks, inputs, inputs), first.dtype)
+        average = Average.empty((None if theta.bias is None else first, second))
+        return cls(jnp.zeros((), jnp.int32), average)
+
+    @property
+    def first(self) -> Array | None:
+        return self.average.value[0]
+
+    @property
+    def second(self) -> Array:
+        return self.average.value[1]
+
+    def absorb(self, features: Any, decay: float, every: int) -> "Running":
+        """With one more batch; unchanged by a batch without positions."""
+        batch = gram(features)
+        assert batch is not None
+        n = batch.count.astype(self.second.dtype)
+        second = batch.second.reshape(self.second.shape) / n
+        first = None
+        if self.first is not None:
+            assert batch.first is not None
+            first = batch.first / n
+        count = jnp.where(n > 0, (self.count + 1) % every, self.count)
+        return Running(count, self.average.absorb((first, second), decay, seen=n > 0))
+
+    def damped(self, neuron: Neuron, damping: Damping) -> Array:
+        r""":math:`E[x x^T] + \gamma I`, or its diagonal."""
+        diagonal = self.second.ndim == 2
+        square = self.second if diagonal else jnp.diagonal(self.second, axis1=1, axis2=2)
+        gamma = damping.gamma(neuron, Moments(self.first, square), self.first is not None)
+        if diagonal:
+            return self.second + gamma
+        identity = jnp.eye(self.second.shape[-1], dtype=self.second.dtype)
+        return self.second + gamma[..., None] * identity[None]
