@@ -69,9 +69,10 @@ def conv_net():
 
 
 def adam_step(loss_fn, params, args):
+    del args
     optimizer = optax.adam(1e-3)
 
-    def step(params, opt_state):
+    def step(params, opt_state, args):
         _, grads = jax.value_and_grad(loss_fn)(params, *args)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
@@ -83,7 +84,7 @@ def boosted_step(make_optimizer: Callable, loss_fn, params, args):
     neurons = lnb.find_neurons(loss_fn, params, *args)
     optimizer = make_optimizer(1e-2, neurons)
 
-    def step(params, opt_state):
+    def step(params, opt_state, args):
         _, grads, features = lnb.backprop(loss_fn, neurons)(params, *args)
         updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
         return optax.apply_updates(params, updates), opt_state
@@ -94,16 +95,16 @@ def boosted_step(make_optimizer: Callable, loss_fn, params, args):
 class Contender:
     """One optimizer at work: a compiled step and its state."""
 
-    def __init__(self, step: Callable, params, opt_state):
-        self.state = params, opt_state
-        self.step = jax.jit(step).lower(*self.state).compile()
-        self.seconds()  # the first turn also warms up
+    def __init__(self, step: Callable, params, opt_state, args):
+        self.state, self.args = (params, opt_state), args
+        self.step = jax.jit(step).lower(*self.state, args).compile()
+        self.seconds()  # a program's first calls are slower
 
     def seconds(self) -> float:
         """Takes a turn; the time of one step."""
         start = time.perf_counter()
         for _ in range(STEPS):
-            self.state = self.step(*self.state)
+            self.state = self.step(*self.state, self.args)
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / STEPS
 
@@ -116,7 +117,7 @@ def measure(problem: Callable) -> dict[str, list[float]]:
         "lnb.lnb": boosted_step(lnb.lnb, loss_fn, params, args),
         "lnb.algorithm2": boosted_step(lnb.algorithm2, loss_fn, params, args),
     }
-    contenders = {name: Contender(step, params, state) for name, (step, state) in steps.items()}
+    contenders = {name: Contender(s, params, state, args) for name, (s, state) in steps.items()}
     rounds = [{name: c.seconds() for name, c in contenders.items()} for _ in range(ROUNDS)]
     return {name: [r[name] for r in rounds] for name in contenders}
 

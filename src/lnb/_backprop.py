@@ -119,12 +119,13 @@ def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tupl
     """Each neuron with what was found for it in this trace of the loss."""
     found = {trace.names[c.weight] + c.suffix: c for c in claims}
     shapes = dict(zip(trace.names, trace.shapes, strict=True))
-    for name, shape in neurons.shapes:
-        if shapes.get(name) != shape:
-            seen = f"shape {shapes[name]}" if name in shapes else "nothing of that name"
+    expected = dict(neurons.shapes)
+    for name in (*expected, *shapes):
+        if shapes.get(name) != expected.get(name):
             raise ValueError(
-                f"find_neurons saw the parameter {name!r} with shape {shape}, but these parameters "
-                f"have {seen}. Call find_neurons again on them."
+                f"parameter {name!r} has shape {shapes.get(name)}, but find_neurons saw "
+                f"{expected.get(name)} (None: no such parameter). Call find_neurons again on these "
+                "parameters."
             )
     pairs = []
     for neuron in neurons:

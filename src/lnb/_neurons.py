@@ -159,6 +159,12 @@ def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[in
     excluded = [_is_excluded(exclude, name) for name in trace.names]
     complex_ = [jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in trace.parameters]
     claims, unclaimed = make_claims(lineage, trace.shapes, excluded, complex_)
+    for c in claims:
+        if c.n == 0:
+            raise ValueError(
+                f"the batch is empty: the neuron {trace.names[c.weight]!r} is fed no features at "
+                "all. Leave empty batches out."
+            )
     return lineage, claims, unclaimed
 
 
@@ -261,6 +267,12 @@ def metric_product(neurons: Neurons, features: Mapping[str, Features], vector: A
       A tree shaped like the parameters.
     """
     thetas, rest = split(neurons, vector)
+    for name in thetas:
+        if name not in features:
+            raise ValueError(
+                f"there are no features for the neuron {name!r}, but for {', '.join(features)}. "
+                "Take them with the same neurons: lnb.features(loss_fn, neurons)(params, batch)."
+            )
     products = {name: product(features[name], theta) for name, theta in thetas.items()}
     return join(neurons, vector, products, rest)
 

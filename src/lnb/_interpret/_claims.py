@@ -195,7 +195,7 @@ def _tangled(
         bias_layout=None if bias is None else Layout.flat(shapes[bias], outputs=True),
         d_in=d_in,
         d_out=d_out,
-        n=max(1, round(n)),
+        n=math.ceil(n),
         has_gram=False,
     )
 

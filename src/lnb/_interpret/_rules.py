@@ -50,7 +50,11 @@ def _broadcast(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Change
 
 def _unstructured(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
     """Linear, but no rearrangement of the parameter's elements (or not one worth telling)."""
-    share = math.prod(_shape(eqn.outvars[0])) / max(1, math.prod(_shape(eqn.invars[at])))
+    return [{"axes": None}]
+
+
+def _unknown_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    share = math.prod(_shape(eqn.outvars[0])) / math.prod(_shape(eqn.invars[at]))
     return [{"axes": None, "fraction": view.fraction * min(1.0, share)}]
 
 
@@ -146,7 +150,7 @@ def _dynamic_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Ch
         if turned is not None:
             return [turned]
     if any(known[i] is None for i in cut):
-        return _unstructured(eqn, at, view, values)
+        return _unknown_slice(eqn, at, view, values)
     starts = [0] * len(sizes)
     for i in cut:
         starts[i] = min(max(int(known[i]), 0), shape[i] - sizes[i])
@@ -163,7 +167,7 @@ def _is_counter(index: Value, length: int) -> bool:
 def _gathered(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
     """By a constant index: one row is a slice, several are a lookup."""
     rows = math.prod(_shape(eqn.invars[1])[:-1])
-    return _unstructured(eqn, at, view, values) if at == 0 and rows == 1 else None
+    return _unknown_slice(eqn, at, view, values) if at == 0 and rows == 1 else None
 
 
 def _contracted(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:

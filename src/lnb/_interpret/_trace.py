@@ -68,12 +68,6 @@ def trace_loss(
             "the parameters hold no floating-point array, so there is nothing to train. Pass the "
             "model itself as the first argument: find_neurons(loss_fn, params, batch)."
         )
-    for leaf in data:
-        if 0 in leaf.shape:
-            raise ValueError(
-                f"an argument of the loss is empty (shape {leaf.shape}): no batch, no features. "
-                "Drop empty batches before the step."
-            )
     output: dict[str, Any] = {}
 
     def flat(parameters: Sequence[Any], data: Sequence[Any]) -> list[Any]:
@@ -85,6 +79,11 @@ def trace_loss(
         params, args, kwargs = jax.tree.unflatten(tree, merged)
         result = loss_fn(params, *args, **kwargs)
         pair = isinstance(result, tuple) if has_aux is None else has_aux
+        if pair and not (isinstance(result, tuple) and len(result) == 2):
+            raise TypeError(
+                "with has_aux=True the loss must return a pair (value, aux), but it returned "
+                f"{type(result).__name__}. Leave has_aux out if it returns the value alone."
+            )
         value, aux = result if pair else (result, None)
         _check_value(value)
         aux_leaves, output["tree"] = jax.tree.flatten(aux)
