@@ -29,11 +29,15 @@ def compiled(function, *args):
 
 
 def flops(function, *args) -> float:
-    return compiled(function, *args).cost_analysis()["flops"]
+    costs = compiled(function, *args).cost_analysis()
+    assert costs is not None
+    return costs["flops"]
 
 
 def temporaries(function, *args) -> int:
-    return compiled(function, *args).memory_analysis().temp_size_in_bytes
+    memory = compiled(function, *args).memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes
 
 
 def size(tree) -> int:

@@ -84,9 +84,14 @@ def claimed(case: Case, neurons: lnb.Neurons) -> dict[str, list[lnb.Neuron]]:
 def test_claims(name: str):
     """The right neurons, no others, and a reason for every parameter left over."""
     case = CASES[name]()
-    if case.expected is None:
-        pytest.skip("only value and gradients are known")
     neurons = find(case)
+    owners = {n.weight for n in neurons} | {n.bias for n in neurons if n.bias}
+    reasons = dict(neurons.unclaimed)
+    assert owners.isdisjoint(reasons)
+    assert owners | set(reasons) == set(flat(case.params)), neurons
+    assert all(reason.strip() for reason in reasons.values())
+    if case.expected is None:
+        return
     found = claimed(case, neurons)
     assert set(found) == {neuron.weight for neuron in case.expected}, neurons
     for expected in case.expected:
@@ -95,8 +100,7 @@ def test_claims(name: str):
         (neuron,) = found[expected.weight]
         assert neuron.name == expected.weight
         assert known(expected, neuron) == expected._replace(n=0), neurons
-    assert {path for path, _ in neurons.unclaimed} == set(case.unclaimed), neurons
-    assert all(reason.strip() for _, reason in neurons.unclaimed)
+    assert set(reasons) == set(case.unclaimed), neurons
 
 
 def known(expected: Expected, neuron: lnb.Neuron) -> Expected:

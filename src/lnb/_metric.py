@@ -29,7 +29,7 @@ class Theta(NamedTuple):
 
 
 class Gram(NamedTuple):
-    """The second moment of a neuron's features. All are sums: over sites, batches and devices they add."""
+    """The second moment of a neuron's features, as sums: over sites, batches, devices they add."""
 
     second: (
         Array  # sum of x x^T, [blocks, inputs, inputs]; of a lookup the diagonal, [blocks, inputs]
@@ -153,9 +153,9 @@ def rows(features: Features) -> Array | None:
     """The features as [blocks, positions, inputs], where they are held and have that form."""
     if isinstance(features, Gram):
         return None
-    found = [arrangement.all_rows(*xs) for arrangement, xs in features.arranged()]
-    usable = found and all(x is not None for x in found)
-    return jnp.concatenate(found, axis=1) if usable else None
+    arranged = features.arranged()
+    found = [x for arrangement, xs in arranged if (x := arrangement.all_rows(*xs)) is not None]
+    return jnp.concatenate(found, axis=1) if found and len(found) == len(arranged) else None
 
 
 def moments(features: Features) -> Moments:
@@ -165,9 +165,9 @@ def moments(features: Features) -> Moments:
         square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
     else:
         total = _total(features, lambda arrangement, xs: arrangement.all_sums(*xs))
-        square = features.squares()[:, :, 0] if total is None else total["square"]
-        has_bias = total is not None and features.bias_layout is not None
-        first = total["first"] if has_bias else None
+        total = {"square": features.squares()[:, :, 0]} if total is None else total
+        has_bias = features.bias_layout is not None
+        square, first = total["square"], total.get("first") if has_bias else None
     share = _share(features.count, square.dtype)
     return Moments(None if first is None else first * share, square * share)
 

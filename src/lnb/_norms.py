@@ -71,13 +71,13 @@ class Norm(NamedTuple):
 
     def __call__(self, parts: list[Boosted], min_norm: ArrayLike) -> Step:
         norms = [part.norm for part in parts]
-        total = jnp.sqrt(jnp.sum(jnp.square(jnp.stack(norms))))
+        total = jnp.sqrt(jnp.sum(jnp.array(norms) ** 2))
         regions = [total for _ in parts] if self.shared else norms
         longest = [jnp.maximum(norm, jnp.asarray(min_norm, norm.dtype)) for norm in regions]
         inverses = [jnp.where(x > 0, 1 / jnp.where(x > 0, x, 1), 0) for x in longest]
         directions = [self.unit(*args) for args in zip(parts, regions, inverses, strict=True)]
-        capped = jnp.stack(regions) < jnp.stack(longest)
-        return Step(directions, norms, total, jnp.any(capped))
+        capped = jnp.any(jnp.array(regions) < jnp.array(longest))
+        return Step(directions, norms, total, capped)
 
 
 def scaled(part: Boosted, norm: Array, inverse: Array) -> Any:

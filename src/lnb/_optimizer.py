@@ -187,6 +187,21 @@ def lnb(
     Returns:
       A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
 
+    >>> import jax.numpy as jnp, lnb, optax
+    >>> def loss_fn(params, x, y):
+    ...     return jnp.mean((jnp.tanh(x @ params["w"] + params["b"][None]) @ params["v"] - y) ** 2)
+    >>> params = {"w": jnp.eye(3), "b": jnp.zeros(3), "v": jnp.ones((3, 1))}
+    >>> batch = jnp.eye(3), jnp.ones((3, 1))
+    >>> neurons = lnb.find_neurons(loss_fn, params, *batch)
+    >>> optimizer = lnb.lnb(0.1, neurons)
+    >>> state = optimizer.init(params)
+    >>> for _ in range(20):
+    ...     loss, grads, features = lnb.backprop(loss_fn, neurons)(params, *batch)
+    ...     updates, state = optimizer.update(grads, state, params, features=features)
+    ...     params = optax.apply_updates(params, updates)
+    >>> bool(loss < 0.01)
+    True
+
     References:
       Munoz, `Simple Linear Neuron Boosting <https://arxiv.org/abs/2502.01131>`_, 2025
     """

@@ -12,7 +12,6 @@ from ._layout import Layout
 from ._lineage import Lineage
 from ._values import Cut, Site
 
-
 Order = tuple[list[Atom], list[Atom], list[Atom]]  # of blocks, inputs and outputs
 
 

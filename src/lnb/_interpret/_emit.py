@@ -18,10 +18,11 @@ from jax import Array, lax
 from jax.extend import core as jex
 from jax.sharding import PartitionSpec
 
-from ._lineage import INLINE, Scope, _binder, _open, _split
+from ._equation import INLINE, binder, open_jaxpr
+from ._flow import split
 from ._program import Program
 from ._statistics import Arrangement
-from ._values import Site
+from ._values import Scope, Site
 
 Payload = dict[str, Array]
 
@@ -91,7 +92,7 @@ class Emitter:
                     outs, emitted = self.nested(inner, eqn, operands)
                     _update(payloads, emitted)
                 else:
-                    outs = _binder(eqn)(*operands)
+                    outs = binder(eqn)(*operands)
                     outs = outs if eqn.primitive.multiple_results else [outs]
             env.update(zip(eqn.outvars, outs, strict=True))
         for plan in self.moments.get(scope, ()):
@@ -105,7 +106,7 @@ class Emitter:
     def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
         name = eqn.primitive.name
         if name in INLINE:
-            jaxpr, consts = _open(eqn.params[INLINE[name]])
+            jaxpr, consts = open_jaxpr(eqn.params[INLINE[name]])
             wrap = _jit if "jit" in name else _checkpoint if name not in CALLS else _call
             return wrap(eqn, lambda *xs: self.run(inner[0], jaxpr, consts, xs))(*operands)
         return {"scan": self.scan, "cond": self.cond, "shard_map": self.shard_map}[name](
@@ -115,7 +116,7 @@ class Emitter:
     def scan(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
         params = eqn.params
         body, n_carry = params["jaxpr"], params["num_carry"]
-        consts, init, xs = _split(operands, [params["num_consts"], n_carry])
+        consts, init, xs = split(operands, [params["num_consts"], n_carry])
         level = len(inner[0].loops)
 
         def sums(index: int, entry: str) -> bool:
@@ -181,7 +182,7 @@ class Emitter:
         params = eqn.params
         names = params.get("newly_manual_axes", params.get("manual_axes"))
         axes = tuple(sorted(names))
-        jaxpr, consts = _open(params["jaxpr"])
+        jaxpr, consts = open_jaxpr(params["jaxpr"])
 
         def local(*xs: Any):
             outs, payloads = self.run(inner[0], jaxpr, consts, xs)

@@ -15,6 +15,8 @@ from . import _axes
 from ._claims import Claim
 from ._values import Site
 
+_HIGHEST = lax.Precision.HIGHEST
+
 
 def accumulator(dtype: Any) -> Any:
     """The dtype of statistics and solves: float32 at least."""
@@ -91,11 +93,11 @@ class Arrangement:
         return x.astype(accumulator(x.dtype)) * self.scale
 
     def _spread(self, *xs: Array) -> Array:
-        options = dict(self.options)
+        options: dict[str, Any] = dict(self.options)
         if self.kind == "scale":
             x = self._multiplied(xs, options["stages"])
         elif self.kind == "conv":
-            x = lax.conv_general_dilated_patches(*xs, **options, precision=lax.Precision.HIGHEST)
+            x = lax.conv_general_dilated_patches(xs[0], **options, precision=_HIGHEST)
         else:
             (x,) = xs
         return x.reshape(self.sizes)
@@ -117,7 +119,7 @@ class Arrangement:
             x,
             x,
             ((self.positions, self.positions), (self.blocks, self.blocks)),
-            precision=lax.Precision.HIGHEST,
+            precision=_HIGHEST,
             preferred_element_type=dtype,
         )
         # Its axes: blocks, inputs, inputs; the inputs as they stand in x.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -88,7 +89,7 @@ class View:
 
 @dataclasses.dataclass(frozen=True)
 class Entangled:
-    """A function of parameters alone that is linear in none of them; harmless until it meets data."""
+    """A function of parameters alone that is linear in none; harmless until it meets data."""
 
     parameters: frozenset[int]
     reason: str
@@ -107,6 +108,23 @@ class Roles:
         return _axes.leaves(self.blocks), _axes.leaves(self.inputs), _axes.leaves(self.outputs)
 
 
+class Scope:
+    """A jaxpr as it stands in the program: what is around it, and the jaxprs inside."""
+
+    def __init__(self, loops: tuple[int, ...] = (), sharded: bool = False):
+        self.loops = loops
+        self.sharded = sharded
+        self.inner: dict[int, list[Scope]] = {}
+        self.uses: collections.Counter[Any] = collections.Counter()  # of each variable
+
+    def enter(self, index: int, *, loop: int | None = None, sharded: bool = False) -> Scope:
+        """A new scope for a jaxpr inside equation `index`."""
+        loops = self.loops if loop is None else (*self.loops, loop)
+        inner = Scope(loops, self.sharded or sharded)
+        self.inner.setdefault(index, []).append(inner)
+        return inner
+
+
 @dataclasses.dataclass(eq=False)
 class Site:
     """A place where a weight meets data linearly.
@@ -118,7 +136,7 @@ class Site:
     kind: str
     view: View
     steps: tuple[Step, ...]  # from the view to the output
-    scope: Any
+    scope: Scope
     features: tuple[Any, ...]  # variables; their product, where a scale meets several
     positions: int
     loops: tuple[int, ...]  # the trip counts of the loops around it

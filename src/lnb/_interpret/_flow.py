@@ -1,0 +1,164 @@
+"""The static pass through control flow: what parameters are inside, and what comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jax.extend import core as jex
+
+from ._equation import INLINE, captured, open_jaxpr
+from ._values import MIXED, Const, Data, Entangled, Scope, Use, Value, View
+
+if TYPE_CHECKING:
+    from ._lineage import Walker
+
+
+def inline(
+    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+) -> list[Value]:
+    """A call: as if its body stood here."""
+    jaxpr, consts = open_jaxpr(eqn.params[INLINE[eqn.primitive.name]])
+    flags = [var in tail for var in eqn.outvars]
+    return walker.run(scope.enter(index), jaxpr, map(captured, consts), values, flags)
+
+
+def cond(
+    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+) -> list[Value]:
+    """One of several branches, by a choice made at run time."""
+    flags = [var in tail for var in eqn.outvars]
+    results = [
+        walker.run(
+            scope.enter(index), branch.jaxpr, map(captured, branch.consts), values[1:], flags
+        )
+        for branch in eqn.params["branches"]
+    ]
+    return [_either(walker, outs) for outs in zip(*results, strict=True)]
+
+
+def _either(walker: Walker, values: Sequence[Value]) -> Value:
+    if isinstance(values[0], View) and all(value == values[0] for value in values):
+        return values[0]
+    for value in values:
+        walker.use(value, Use("identity"))
+    return Data(MIXED)
+
+
+def scan(
+    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+) -> list[Value]:
+    """A loop: weights may be scanned over, or the same at every turn."""
+    params, body = eqn.params, eqn.params["jaxpr"]
+    consts, carry, xs = split(values, [params["num_consts"], params["num_carry"]])
+    inside = [*map(_still, consts), *map(_still, carry), *map(_turning, xs)]
+    carried = range(len(consts), len(consts) + len(carry))
+    outs, ins = body.jaxpr.outvars, body.jaxpr.invars
+    kept = [outs[k] is ins[i] for k, i in enumerate(carried)]
+    for k, i in enumerate(carried):
+        if not kept[k]:
+            # A parameter that starts a recurrence is added to it, so to speak: M = I.
+            walker.use(carry[k], Use("identity"))
+            start = carry[k]
+            known = isinstance(start, Const)
+            inside[i] = _counter(body.jaxpr, start, i, k, params["length"]) if known else Data()
+
+    def run(walker: Walker, scope: Scope) -> list[Value]:
+        flags = [var in tail for var in eqn.outvars]
+        return walker.run(scope, body.jaxpr, map(captured, body.consts), inside, flags)
+
+    # What starts as a constant need not stay one: try, until nothing changes.
+    while any(isinstance(inside[i], Const) for i in carried):
+        results = run(type(walker)(), Scope((*scope.loops, params["length"])))
+        wrong = [
+            i
+            for k, i in enumerate(carried)
+            if isinstance(inside[i], Const) and not isinstance(results[k], Const)
+        ]
+        if not wrong:
+            break
+        for i in wrong:
+            inside[i] = Data()
+    results = run(walker, scope.enter(index, loop=params["length"]))
+    for k in range(len(carry)):
+        if kept[k]:
+            results[k] = carry[k]
+        elif isinstance(results[k], View | Entangled):
+            walker.use(results[k], Use("identity"))
+            results[k] = Data(MIXED)
+    return [_leaving(value) if k >= len(carry) else plain(value) for k, value in enumerate(results)]
+
+
+def _still(value: Value) -> Value:
+    """A value that is the same at every turn of a loop, as its body sees it."""
+    if isinstance(value, View):
+        return value.loop(scanned=False)
+    # What an outer loop counts is no longer known here.
+    return dataclasses.replace(value, turns=None) if isinstance(value, Const) else plain(value)
+
+
+def _turning(value: Value) -> Value:
+    """A value that a loop takes a slice of at every turn, as its body sees it."""
+    if isinstance(value, View):
+        return value.loop(scanned=True)
+    if isinstance(value, Const):
+        return Const(turns=value.value, captured=value.captured)
+    return plain(value)
+
+
+def _leaving(value: Value) -> Value:
+    if isinstance(value, View):
+        return Entangled(frozenset({value.parameter}), "it leaves a loop changed")
+    return Const() if isinstance(value, Const) else plain(value)
+
+
+def _counter(jaxpr: jex.Jaxpr, start: Const, at: int, out: int, length: int) -> Const:
+    """A carried constant: known at every turn if the body adds a known number to it."""
+    eqn = next((e for e in jaxpr.eqns if jaxpr.outvars[out] in e.outvars), None)
+    if eqn is None or eqn.primitive.name != "add" or np.size(start.value) != 1:
+        return Const()
+    step = [atom.val for atom in eqn.invars if isinstance(atom, jex.Literal)]
+    if start.value is None or jaxpr.invars[at] not in eqn.invars or len(step) != 1:
+        return Const()
+    return Const(turns=np.ravel(start.value) + np.ravel(step[0]) * np.arange(length))
+
+
+def shard_map(
+    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+) -> list[Value]:
+    """A program on every device: replicated weights are what they were outside."""
+    jaxpr, consts = open_jaxpr(eqn.params["jaxpr"])
+    inside = [
+        _sharded(value) if any(axis is not None for axis in spec) else plain(value)
+        for value, spec in zip(values, eqn.params["in_specs"], strict=True)
+    ]
+    flags = [var in tail for var in eqn.outvars]
+    inner = scope.enter(index, sharded=True)
+    return [plain(out) for out in walker.run(inner, jaxpr, map(captured, consts), inside, flags)]
+
+
+def _sharded(value: Value) -> Value:
+    if isinstance(value, View):
+        reason = "it is sharded inside a shard_map"
+        return Entangled(frozenset({value.parameter}), reason, opaque=True)
+    return plain(value)
+
+
+CONTROL = {"scan": scan, "cond": cond, "shard_map": shard_map}
+
+
+def plain(value: Value) -> Value:
+    """The value across a boundary behind which no bias can be told."""
+    if isinstance(value, Data) and value.output is not None:
+        return Data(MIXED)
+    return value
+
+
+def split(values: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    parts, start = [], 0
+    for size in (*sizes, len(values) - sum(sizes)):
+        parts.append(list(values[start : start + size]))
+        start += size
+    return parts

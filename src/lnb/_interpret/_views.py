@@ -1,0 +1,207 @@
+"""Primitive by primitive: what keeps a parameter a view of itself.
+
+A rule is called as `rule(eqn, at, view, values)`: operand `at` is the view, all others are
+constants. It returns what changes of the view, a dictionary for each result, or `None` if the
+result is no view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import _axes
+from ._axes import Atom
+from ._values import Const, Cut, Value, View
+
+Changes = list[dict[str, Any]] | None
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
+
+
+def _reshape(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    axes = None if view.axes is None else _axes.reshape(view.axes, _shape(eqn.outvars[0]))
+    return [{"axes": axes}]
+
+
+def _transpose(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    axes = view.axes
+    return [{"axes": axes and tuple(axes[i] for i in eqn.params["permutation"])}]
+
+
+def _broadcast(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    if view.axes is None:
+        return [{"axes": None}]
+    shape, dimensions = _shape(eqn.outvars[0]), eqn.params["broadcast_dimensions"]
+    return [{"axes": _axes.broadcast(view.axes, shape, dimensions)}]
+
+
+def _unstructured(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    """Linear, but no rearrangement of the parameter's elements (or not one worth telling)."""
+    return [{"axes": None}]
+
+
+def _unknown_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    share = math.prod(_shape(eqn.outvars[0])) / math.prod(_shape(eqn.invars[at]))
+    return [{"axes": None, "fraction": view.fraction * min(1.0, share)}]
+
+
+def _same(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    return [{}]
+
+
+def _negate(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    return [{"scale": -view.scale}]
+
+
+def _scale(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    if eqn.primitive.name == "div" and at == 1:
+        return None
+    other = values[1 - at]
+    assert isinstance(other, Const)
+    if other.value is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
+        factor = float(np.reshape(other.value, ()))
+        if eqn.primitive.name == "div":
+            factor = 1 / factor if factor else math.inf
+        return [{"scale": view.scale * factor}]
+    repeated = _is_broadcast(view) or _shape(eqn.outvars[0]) != _shape(eqn.invars[at])
+    return None if repeated else [{"axes": None}]
+
+
+def _offset(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    """Plus a constant: the derivative, all that counts, is the same."""
+    other = values[1 - at]
+    assert isinstance(other, Const)
+    if _shape(eqn.outvars[0]) != _shape(eqn.invars[at]):
+        return None
+    if other.value is None and _is_broadcast(view):
+        return None
+    return [{"scale": -view.scale}] if eqn.primitive.name == "sub" and at == 1 else [{}]
+
+
+def _is_broadcast(view: View) -> bool:
+    return view.axes is not None and "broadcast" in _axes.labels(_axes.flatten(view.axes))
+
+
+def _cut(view: View, starts: Sequence[int], stops: Sequence[int], strides: Sequence[int]) -> dict:
+    """The view after slicing."""
+    if view.axes is None:
+        return {"axes": None}
+    axes, cuts = list(view.axes), list(view.cuts)
+    share = 1.0
+    for i, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True)):
+        full, length = _axes.size(axes[i]), len(range(start, stop, stride))
+        if length == full:
+            continue
+        share *= length / full
+        atoms = _axes.leaves(axes[i])
+        if len(atoms) != 1:
+            return {"axes": None, "fraction": view.fraction * share}
+        left = Atom(length, atoms[0].label) if length > 1 else None
+        axes[i] = (left,) if left else ()
+        if atoms[0].label == "parameter":
+            cut = next((c for c in cuts if c.atom is atoms[0]), None)
+            if cut is None:
+                cuts.append(Cut(atoms[0], start, stop, stride, left))
+            else:  # a slice of a slice
+                cuts.remove(cut)
+                begin, step = cut.start + start * cut.stride, stride * cut.stride
+                cuts.append(Cut(cut.source, begin, begin + length * step, step, left))
+    return {"axes": tuple(axes), "cuts": tuple(cuts), "fraction": view.fraction * share}
+
+
+def _slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
+    return [_cut(view, starts, stops, eqn.params["strides"] or (1,) * len(starts))]
+
+
+def _split(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    axis, shape = eqn.params["axis"], _shape(eqn.invars[at])
+    changes, begin = [], 0
+    for length in eqn.params["sizes"]:
+        starts, stops = [0] * len(shape), list(shape)
+        starts[axis], stops[axis] = begin, begin + length
+        changes.append(_cut(view, starts, stops, [1] * len(shape)))
+        begin += length
+    return changes
+
+
+def _dynamic_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    if at != 0:
+        return None
+    sizes, shape = eqn.params["slice_sizes"], _shape(eqn.invars[0])
+    indices = values[1:]
+    cut = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
+    known: list[Any] = [v.value if isinstance(v, Const) else None for v in indices]
+    if len(cut) == 1 and sizes[cut[0]] == 1 and _is_counter(indices[cut[0]], shape[cut[0]]):
+        turned = view.turned(cut[0])
+        if turned is not None:
+            return [turned]
+    if any(known[i] is None for i in cut):
+        return _unknown_slice(eqn, at, view, values)
+    starts = [0] * len(sizes)
+    for i in cut:
+        starts[i] = min(max(int(known[i]), 0), shape[i] - sizes[i])
+    stops = [start + n for start, n in zip(starts, sizes, strict=True)]
+    return [_cut(view, starts, stops, [1] * len(sizes))]
+
+
+def _is_counter(index: Value, length: int) -> bool:
+    """Whether an index counts the turns of the innermost loop, from 0 to `length`."""
+    turns = index.turns if isinstance(index, Const) else None
+    return turns is not None and np.array_equal(np.ravel(turns), np.arange(length))
+
+
+def _selected(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    """By a constant mask."""
+    return None if at == 0 else _unstructured(eqn, at, view, values)
+
+
+def _gathered(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    """By a constant index: one row is a slice, several are a lookup."""
+    rows = math.prod(_shape(eqn.invars[1])[:-1])
+    return _unknown_slice(eqn, at, view, values) if at == 0 and rows == 1 else None
+
+
+def _contracted(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    """With a constant that is no data: it is not captured, or has no axis for examples.
+
+    Derivatives inside the loss start from such: ones, or a direction.
+    """
+    other = values[1 - at]
+    assert isinstance(other, Const)
+    contracting, batch = eqn.params["dimension_numbers"]
+    axes = len(contracting[1 - at]) + len(batch[1 - at])
+    data = other.captured and axes < len(_shape(eqn.invars[1 - at]))
+    return None if data else _unstructured(eqn, at, view, values)
+
+
+VIEW_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Changes]] = {
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+    "split": _split,
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gathered,
+    "select_n": _selected,
+    "dot_general": _contracted,
+    "convert_element_type": _same,
+    "reduce_precision": _same,
+    "neg": _negate,
+    "mul": _scale,
+    "div": _scale,
+    "add": _offset,
+    "add_any": _offset,
+    "sub": _offset,
+    **dict.fromkeys(
+        ["rev", "pad", "reduce_sum", "cumsum", "concatenate", "reduce_window_sum"], _unstructured
+    ),
+}
