@@ -12,11 +12,11 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 
+# So does LAPACK, whose threads would wait for each other by spinning.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import jax
 import pytest
-
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,6 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
     assert config.cache is not None
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    """No silent promotion in tests; examples in docstrings run as a user would run them."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
 
 
 @pytest.fixture

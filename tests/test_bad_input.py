@@ -157,7 +157,9 @@ def test_parameters_of_another_shape():
         "first": {"w": normal(4, 3, 5), "b": normal(5, 5)},
         "second": {"w": normal(6, 5, 2)},
     }
-    pattern = r"(?s)first\.(w.*\(3, 4\).*\(3, 5\)|w.*\(3, 5\).*\(3, 4\)|b.*\(4,\).*\(5,\))"
+    shapes = {"w": (r"\(3, 4\)", r"\(3, 5\)"), "b": (r"\(4,\)", r"\(5,\)")}
+    orders = [(name, *pair[::step]) for name, pair in shapes.items() for step in (1, -1)]
+    pattern = "|".join(rf"first\.{name}.*{one}.*{other}" for name, one, other in orders)
     with pytest.raises(ValueError, match=pattern):
         lnb.backprop(loss_fn, find())(wider, X)
     with pytest.raises(ValueError, match=pattern):

@@ -355,6 +355,32 @@ def test_keyword_arguments():
     assert_trees_close(lnb.features(mlp_loss, neurons)(params, x, y=y), features)
 
 
+def test_static_arguments():
+    """What `jax.value_and_grad` hands through untouched: flags, names, functions."""
+
+    def loss_fn(params, apply, x, train=False, activation="tanh"):
+        hidden = getattr(jnp, activation)(apply(x, params["w"]))
+        return jnp.mean(hidden @ params["v"]) if train else jnp.mean(hidden)
+
+    params, x = {"w": normal(0, 4, 5), "v": normal(1, 5, 2)}, normal(2, 7, 4)
+    options = {"train": True, "activation": "sin"}
+    neurons = lnb.find_neurons(loss_fn, params, jnp.matmul, x, **options)
+    assert {neuron.name for neuron in neurons} == {"w", "v"}
+    value, gradients, _ = lnb.backprop(loss_fn, neurons)(params, jnp.matmul, x, **options)
+    expected = jax.value_and_grad(loss_fn)(params, jnp.matmul, x, **options)
+    assert_trees_close((value, gradients), expected)
+
+
+def test_numpy_arrays():
+    """Parameters and batch that are no JAX arrays yet."""
+    params, args = mlp_params(4, 5, 2), (normal(1, 7, 4), normal(2, 7, 2))
+    neurons = lnb.find_neurons(mlp_loss, params, *args)
+    plain_params, plain_args = jax.tree.map(np.asarray, (params, args))
+    assert lnb.find_neurons(mlp_loss, plain_params, *plain_args) == neurons
+    backprop = lnb.backprop(mlp_loss, neurons)
+    assert_trees_close(backprop(plain_params, *plain_args), backprop(params, *args))
+
+
 def test_inside_other_transformations():
     """A step inside `lax.scan`, and under `vmap` over seeds."""
     params, (x, y) = mlp_params(4, 5, 2), (normal(1, 3, 7, 4), normal(2, 3, 7, 2))

@@ -79,7 +79,7 @@ def test_relative_damping_is_relative_to_variance_or_power(bias):
     np.testing.assert_allclose(gamma, 0.1 * power.mean(1, keepdims=True), rtol=1e-10)
 
 
-def test_relative_damping_is_shared_by_the_blocks_of_a_scale():
+def test_relative_damping_is_one_for_all_blocks_of_a_scale():
     x = np.random.default_rng(0).normal(size=(5, 30, 1)) * np.arange(1, 6).reshape(5, 1, 1)
     gamma = Damping(0.1).gamma(make_neuron("scale"), moments(gram_of(x, True)), True)
     np.testing.assert_allclose(gamma, [[0.1 * x.var(1).mean()]], rtol=1e-10)

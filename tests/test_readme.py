@@ -3,6 +3,8 @@
 import pathlib
 import re
 
+import jax
+
 README = pathlib.Path(__file__).parent.parent / "README.md"
 
 
@@ -16,5 +18,7 @@ def test_readme():
     blocks = list(python_blocks(README.read_text(encoding="utf-8")))
     assert blocks
     namespace = {"__name__": "readme"}
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), namespace)
+    # With JAX's own settings, as users have them.
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for block in blocks:
+            exec(compile(block, str(README), "exec"), namespace)

@@ -17,7 +17,7 @@ def render(neurons: Neurons) -> str:
         (
             neuron.name or "(the parameter)",
             neuron.kind,
-            f"{neuron.d_in} x {neuron.d_out}",
+            f"{neuron.d_in} x {neuron.d_out}" if neuron.sites else "-",
             neuron.bias or "-",
             str(neuron.sites) if neuron.sites else "-",
             str(neuron.n) if neuron.sites else "-",

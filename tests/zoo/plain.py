@@ -574,6 +574,44 @@ def nothing_linear() -> Case:
 
 
 @case
+def complex_constants() -> Case:
+    """Real parameters of a complex filter: whatever is claimed, value and gradients are JAX's."""
+    params = {"real": normal(0, 4, 3), "imaginary": normal(1, 4, 3), "phase": normal(2, 4, 3)}
+
+    def filters(real, imaginary, phase):
+        turned = phase.astype(complex) * np.asarray(0.5j)
+        return jax.lax.complex(real, imaginary) + turned
+
+    def loss_fn(params, x):
+        spectrum = jnp.fft.rfft(x, axis=0) * filters(**params)
+        return jnp.mean(jnp.fft.irfft(spectrum, n=7, axis=0) ** 2)
+
+    def by_hand(tape, x):
+        spectrum = jnp.fft.rfft(x, axis=0) * filters(*(tape[name] for name in params))
+        return jnp.mean(jnp.fft.irfft(spectrum, n=7, axis=0) ** 2)
+
+    return Case(loss_fn, params, (normal(3, 7, 3),), by_hand, None)
+
+
+@case
+def closed_over_batch() -> Case:
+    """The batch is no argument but a constant of the program, as in a notebook."""
+    params = {"W1": normal(0, 3, 4), "b1": normal(1, 4), "W2": normal(2, 4, 2)}
+    x = normal(3, 7, 3)
+
+    def loss_fn(params):
+        hidden = jnp.tanh(x @ params["W1"] + params["b1"][None])
+        return jnp.mean(jnp.sin(hidden @ params["W2"]))
+
+    def by_hand(tape):
+        hidden = jnp.tanh(tape(lambda w, b: x @ w + b, "W1", "b1"))
+        return jnp.mean(jnp.sin(tape(lambda w: hidden @ w, "W2")))
+
+    expected = (Expected("W1", "b1", "dense", 3, 4, 7), Expected("W2", None, "dense", 4, 2, 7))
+    return Case(loss_fn, params, (), by_hand, expected)
+
+
+@case
 def opaque_custom_vjp() -> Case:
     """A parameter whose only use is inside a `custom_vjp`: unclaimed, and its own rule kept."""
     params = {"hidden": normal(0, 3, 4), "W": normal(1, 4, 2), "b": normal(2, 2)}

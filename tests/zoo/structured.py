@@ -383,15 +383,14 @@ def switch_taken() -> Case:
 
 @case
 def sharded_loss() -> Case:
-    """A loss inside `shard_map`: n counts the positions of all devices."""
+    """A loss inside `shard_map` over one axis of a mesh: n counts the positions of all devices."""
     params = {
         "W1": normal(0, 3, 4),
         "b1": normal(1, 4),
         "W2": normal(2, 4, 2),
         "scale": normal(3, 2),
     }
-    devices = jax.devices()[:4]
-    mesh = Mesh(np.array(devices), ("data",))
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "unused"))
     rows, replicated = PartitionSpec("data"), PartitionSpec()
 
     def loss_fn(params, x, y):

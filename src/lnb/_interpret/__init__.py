@@ -1,7 +1,8 @@
 """All contact with JAX's internals: neurons are found in a jaxpr, and features taken out of it.
 
-`_lineage` follows the parameters (by the rules of `_rules`, with `_axes` and `_values` for what it
-knows), `_claims` makes neurons of what it found, `_emit` runs the program with features as further
+`_trace` makes the jaxpr. `_lineage` follows the parameters through it, by the rules of `_views` and
+`_sites`, into control flow by `_flow`; `_axes` and `_values` are what it knows of a value, `_equation`
+and `_tail` what can be told of an equation. `_claims` makes neurons of what it found, `_emit` runs the program with features as further
 outputs (`_statistics` of them, or what a `_program` needs to run a site again).
 """
 

@@ -181,17 +181,19 @@ class Emitter:
     def shard_map(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
         params = eqn.params
         names = params.get("newly_manual_axes", params.get("manual_axes"))
-        axes = tuple(sorted(names))
         jaxpr, consts = open_jaxpr(params["jaxpr"])
 
         def local(*xs: Any):
             outs, payloads = self.run(inner[0], jaxpr, consts, xs)
-            shared: dict[int, Payload] = {}
             for index, payload in payloads.items():
                 count = self.plans[index].site.count(len(inner[0].loops))
                 payload.setdefault("count", jnp.asarray(count, jnp.float32))
-                shared[index] = lax.psum(payload, axes)
-            return outs, shared
+            return outs, {index: total(payload) for index, payload in payloads.items()}
+
+        def total(payload: Payload) -> Payload:
+            """The sums over all devices whose features differ."""
+            axes = tuple(sorted(_varying(payload["second"]) if params["check_vma"] else names))
+            return lax.psum(payload, axes) if axes else payload
 
         return jax.shard_map(
             local,
@@ -209,6 +211,12 @@ CALLS = frozenset({"closed_call", "core_call"})
 def _update(payloads: dict[int, Payload], further: dict[int, Payload]) -> None:
     for index, payload in further.items():
         payloads.setdefault(index, {}).update(payload)
+
+
+def _varying(x: Array) -> frozenset[str]:
+    """The mesh axes along which an array inside a shard_map differs."""
+    aval: Any = jax.typeof(x)
+    return aval.vma if hasattr(aval, "vma") else aval.mat.varying
 
 
 def _name_scope(eqn: Any) -> contextlib.AbstractContextManager[Any]:

@@ -28,7 +28,15 @@ INLINE = {
     "remat": "jaxpr",
     "remat2": "jaxpr",
 }
-OPAQUE_PREFIXES = ("custom_", "pallas_call", "ffi_call", "pure_callback", "io_callback", "while")
+OPAQUE_PREFIXES = (
+    "custom_",
+    "pallas_call",
+    "ffi_call",
+    "pure_callback",
+    "io_callback",
+    "while",
+    "ragged_dot",
+)
 # Linear in all operands, but what comes out of a site is no longer told apart in their result.
 BLENDING = frozenset(
     "slice dynamic_slice split reduce_sum concatenate pad select_n gather cumsum neg rev psum "

@@ -51,8 +51,8 @@ def _unknown_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Ch
     return [{"axes": None, "fraction": view.fraction * min(1.0, share)}]
 
 
-def _same(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
-    return [{}]
+def _cast(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+    return None if eqn.outvars[0].aval.dtype.kind == "c" else [{}]
 
 
 def _negate(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
@@ -64,8 +64,10 @@ def _scale(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
         return None
     other = values[1 - at]
     assert isinstance(other, Const)
+    if np.iscomplexobj(other.value):
+        return None
     if other.value is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
-        factor = float(np.reshape(other.value, ()))
+        factor = np.reshape(other.value, ()).item()
         if eqn.primitive.name == "div":
             factor = 1 / factor if factor else math.inf
         return [{"scale": view.scale * factor}]
@@ -193,8 +195,8 @@ VIEW_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Changes]] = {
     "gather": _gathered,
     "select_n": _selected,
     "dot_general": _contracted,
-    "convert_element_type": _same,
-    "reduce_precision": _same,
+    "convert_element_type": _cast,
+    "reduce_precision": _cast,
     "neg": _negate,
     "mul": _scale,
     "div": _scale,

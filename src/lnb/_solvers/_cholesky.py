@@ -56,7 +56,8 @@ class Cholesky(Solver):
         running = state.running.absorb(features, self.decay, self.every)
 
         def factorize() -> Factor:
-            return _keep_finite(_factorize(running.first, running.damped(neuron, damping)), state)
+            root = _root(running.metric(neuron, damping))
+            return _keep_finite(Factor(running.first, root), state.factor)
 
         if self.every == 1:
             return CholeskyState(running, factorize())
@@ -74,22 +75,20 @@ class Cholesky(Solver):
         return state.factor if neuron.has_gram else self.fallback.factor(neuron, state)
 
 
-def _factorize(mean: Array | None, second: Array) -> Factor:
-    r"""Factor of :math:`E[x x^T]`, or of the covariance where there is a mean; NaN if it fails."""
-    if second.ndim == 2:
-        square = second if mean is None else second - mean**2
-        return Factor(mean, jnp.sqrt(jnp.where(square > 0, square, jnp.nan)))
-    covariance = second if mean is None else second - mean[:, :, None] * mean[:, None, :]
-    return Factor(mean, jnp.linalg.cholesky(covariance))
+def _root(metric: Array) -> Array:
+    """The Cholesky factor; NaN where there is none."""
+    if metric.ndim == 2:
+        return jnp.sqrt(jnp.where(metric > 0, metric, jnp.nan))
+    return jnp.linalg.cholesky(metric)
 
 
-def _keep_finite(factor: Factor, state: CholeskyState) -> Factor:
+def _keep_finite(new: Factor, old: Factor) -> Factor:
     """The new factor in the blocks where the factorisation succeeded, the old one elsewhere."""
-    finite = jnp.isfinite(factor.root)
+    finite = jnp.isfinite(new.root)
     if finite.ndim == 3:
         finite = jnp.all(finite, (1, 2))[:, None]
 
     def keep(new: Array, old: Array) -> Array:
         return jnp.where(finite if new.ndim == 2 else finite[..., None], new, old)
 
-    return jax.tree.map(keep, factor, state.factor)
+    return jax.tree.map(keep, new, old)

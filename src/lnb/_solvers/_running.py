@@ -52,12 +52,17 @@ class Running(NamedTuple):
         count = jnp.where(n > 0, (self.count + 1) % every, self.count)
         return Running(count, self.average.absorb((first, second), decay, seen=n > 0))
 
-    def damped(self, neuron: Neuron, damping: Damping) -> Array:
-        r""":math:`E[x x^T] + \gamma I`, or its diagonal."""
-        diagonal = self.second.ndim == 2
-        square = self.second if diagonal else jnp.diagonal(self.second, axis1=1, axis2=2)
-        gamma = damping.gamma(neuron, Moments(self.first, square), self.first is not None)
+    def metric(self, neuron: Neuron, damping: Damping) -> Array:
+        r"""What is left of M without the bias, or its diagonal.
+
+        :math:`E[x x^T] + \gamma I`, with the bias eliminated :math:`\Sigma + \gamma I`.
+        """
+        mean, second = self.average.value
+        diagonal = second.ndim == 2
+        square = second if diagonal else jnp.diagonal(second, axis1=1, axis2=2)
+        gamma = damping.gamma(neuron, Moments(mean, square), bias=mean is not None)
+        if mean is not None:
+            second = second - (mean**2 if diagonal else mean[:, :, None] * mean[:, None, :])
         if diagonal:
-            return self.second + gamma
-        identity = jnp.eye(self.second.shape[-1], dtype=self.second.dtype)
-        return self.second + gamma[..., None] * identity[None]
+            return second + gamma
+        return second + gamma[..., None] * jnp.eye(second.shape[-1], dtype=second.dtype)[None]

@@ -23,7 +23,7 @@ class WoodburyState(NamedTuple):
     """What `Woodbury` remembers about a neuron whose features it sees row by row."""
 
     running: Running
-    inverse: Array  # [g, d, d], of the damped running second moment
+    inverse: Array  # [g, d, d], of the damped running covariance, or second moment without a bias
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,12 @@ class Woodbury(Solver):
         x, n = rows(features), count(features)
         assert x is not None
         running = state.running.absorb(features, self.decay, self.every)
+        # Control flow may have left out some of the rows: then they are not the batch.
+        due = (state.running.count == 0) | (n != x.shape[1])
         inverse = lax.cond(
-            state.running.count == 0,
-            lambda: _invert(running.damped(neuron, damping)),
-            lambda: _absorb_rows(state.inverse, x, n, state.running.average.rate(self.decay)),
+            due,
+            lambda: _invert(running.metric(neuron, damping)),
+            lambda: _absorb_rows(state, x.astype(state.inverse.dtype), self.decay),
         )
         good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (n > 0)
         return WoodburyState(running, jnp.where(good, inverse, state.inverse))
@@ -76,7 +78,11 @@ class Woodbury(Solver):
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        return _solve(state.inverse, state.running.first, gradient), state
+        weight, bias, mean = *gradient, state.running.first
+        if bias is None:
+            return Theta(_matmul(state.inverse, weight), None), state
+        weight = _matmul(state.inverse, weight - mean[:, :, None] * bias[:, None, :])
+        return Theta(weight, bias - _matmul(mean[:, None, :], weight)[:, 0, :]), state
 
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
         return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)
@@ -91,10 +97,19 @@ def _invert(matrix: Array) -> Array:
     return _gram(_root_solve(matrix, identity))
 
 
-def _absorb_rows(inverse: Array, x: Array, n: Array, rate: Array) -> Array:
-    r"""From the inverse of :math:`S` to that of :math:`(1 - rate) S + rate X^T X / n`."""
-    rate, n, x = (array.astype(inverse.dtype) for array in (rate, n, x))
-    inverse, x = inverse / (1 - rate), x * jnp.sqrt(rate / n)
+def _absorb_rows(state: WoodburyState, x: Array, decay: float) -> Array:
+    r"""The inverse after one more batch.
+
+    With weight r for the batch a second moment becomes :math:`(1 - r) S + r X^T X / n`. A covariance
+    does the same with centred rows, and one more for how far the mean moves.
+    """
+    n, mean = x.shape[1], state.running.first
+    rate = state.running.average.rate(decay).astype(x.dtype)
+    if mean is not None:
+        batch_mean = jnp.mean(x, axis=1, keepdims=True)
+        shift = jnp.sqrt((1 - rate) * n) * (mean[:, None, :] - batch_mean)
+        x = jnp.concatenate([x - batch_mean, shift], axis=1)
+    inverse, x = state.inverse / (1 - rate), x * jnp.sqrt(rate / n)
     projected = _matmul(x, inverse)
     inner = jnp.eye(x.shape[1], dtype=x.dtype)[None] + _matmul(projected, x.mT)
     return inverse - _gram(_root_solve(inner, projected))
@@ -108,20 +123,3 @@ def _root_solve(matrix: Array, right: Array) -> Array:
 
 def _gram(x: Array) -> Array:
     return _matmul(x.mT, x)
-
-
-def _solve(inverse: Array, mean: Array | None, gradient: Theta) -> Theta:
-    r"""The direction, from the inverse of :math:`\Sigma + \gamma I + \mu \mu^T`.
-
-    With a bias it takes that of :math:`\Sigma + \gamma I`, by the Sherman-Morrison identity.
-    """
-    weight, bias = gradient
-    if bias is None or mean is None:
-        return Theta(_matmul(inverse, weight), bias)
-    mean = mean[:, :, None]
-    direction = _matmul(inverse, weight - mean * bias[:, None, :])
-    whitened = _matmul(inverse, mean)
-    # 1 / (1 + mu.(Sigma + gamma I)^-1 mu) by exact arithmetic, so positive.
-    rest = jnp.maximum(1 - _matmul(mean.mT, whitened), jnp.finfo(mean.dtype).eps)
-    direction = direction + whitened * (_matmul(mean.mT, direction) / rest)
-    return Theta(direction, bias - _matmul(mean.mT, direction)[:, 0, :])
