@@ -21,7 +21,6 @@ EXACT = {
     "cholesky": lnb.Cholesky(decay=0.0),
     "woodbury": lnb.Woodbury(decay=0.0, every=1),
     "krylov": KRYLOV,
-    "cg": lnb.CG(steps=30),
 }
 MIN_NORM = 1e6  # more than any norm here, so that steps are not normalised
 
@@ -168,7 +167,6 @@ def unnormalised(*args, **options) -> Solved:
         ("woodbury", "matrix-free", True),
         ("krylov", "matrix-free", True),
         ("krylov", "matrix-free", False),
-        ("cg", "gram", True),
     ],
 )
 def test_direction_is_the_least_squares_fit_of_the_errors(name, metric, bias):

@@ -40,7 +40,7 @@ class Average(NamedTuple):
 
         def mix(old: Array, new: Array) -> Array:
             weight = rate.astype(old.dtype)
-            return jnp.where(seen, (1 - weight) * old + weight * new, old)
+            return jnp.where(seen, (1 - weight) * old + weight * new.astype(old.dtype), old)
 
         decay = jnp.asarray(decay, self.mass.dtype)
         mass = jnp.where(seen, decay * self.mass + 1 - decay, self.mass)

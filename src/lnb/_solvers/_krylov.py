@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.scipy.sparse.linalg
 import optax
@@ -41,7 +42,8 @@ class Krylov(Solver):
     def direction(
         self, neuron: Neuron, features: Any, gradient: Theta, state: KrylovState, damping: Damping
     ) -> tuple[Theta, KrylovState]:
-        batch, bias = moments(features), gradient.bias is not None
+        batch = jax.tree.map(lambda x: x.astype(gradient.weight.dtype), moments(features))
+        bias = gradient.bias is not None
         product = partial(damped_product, features, damping.gamma(neuron, batch, bias))
         precondition = preconditioner(neuron, batch, bias, 0.0, damping).solve
         direction, _ = self.solve(product, gradient, M=precondition)

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -43,14 +44,10 @@ class Running(NamedTuple):
         """With one more batch; unchanged by a batch without positions."""
         batch = gram(features)
         assert batch is not None
-        n = batch.count.astype(self.second.dtype)
-        second = batch.second.reshape(self.second.shape) / n
-        first = None
-        if self.first is not None:
-            assert batch.first is not None
-            first = batch.first / n
+        second, first, n = jax.tree.map(lambda x: x.astype(self.second.dtype), batch)
+        means = (None if self.first is None else first / n, second.reshape(self.second.shape) / n)
         count = jnp.where(n > 0, (self.count + 1) % every, self.count)
-        return Running(count, self.average.absorb((first, second), decay, seen=n > 0))
+        return Running(count, self.average.absorb(means, decay, seen=n > 0))
 
     def metric(self, neuron: Neuron, damping: Damping) -> Array:
         r"""What is left of M without the bias, or its diagonal.

@@ -78,11 +78,7 @@ class Woodbury(Solver):
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        weight, bias, mean = *gradient, state.running.first
-        if bias is None:
-            return Theta(_matmul(state.inverse, weight), None), state
-        weight = _matmul(state.inverse, weight - mean[:, :, None] * bias[:, None, :])
-        return Theta(weight, bias - _matmul(mean[:, None, :], weight)[:, 0, :]), state
+        return _solve(state.inverse, state.running.first, gradient), state
 
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
         return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)
@@ -100,8 +96,8 @@ def _invert(matrix: Array) -> Array:
 def _absorb_rows(state: WoodburyState, x: Array, decay: float) -> Array:
     r"""The inverse after one more batch.
 
-    With weight r for the batch a second moment becomes :math:`(1 - r) S + r X^T X / n`. A covariance
-    does the same with centred rows, and one more for how far the mean moves.
+    With weight r for the batch a second moment becomes :math:`(1 - r) S + r X^T X / n`. So does a
+    covariance, with centred rows and one more for how far the mean moves.
     """
     n, mean = x.shape[1], state.running.first
     rate = state.running.average.rate(decay).astype(x.dtype)
@@ -123,3 +119,11 @@ def _root_solve(matrix: Array, right: Array) -> Array:
 
 def _gram(x: Array) -> Array:
     return _matmul(x.mT, x)
+
+
+def _solve(inverse: Array, mean: Array | None, gradient: Theta) -> Theta:
+    weight, bias = gradient
+    if bias is None or mean is None:
+        return Theta(_matmul(inverse, weight), bias)
+    weight = _matmul(inverse, weight - mean[:, :, None] * bias[:, None, :])
+    return Theta(weight, bias - _matmul(mean[:, None, :], weight)[:, 0, :])
