@@ -2,10 +2,12 @@
 
 import pathlib
 import re
+import runpy
 
 import jax
 
-README = pathlib.Path(__file__).parent.parent / "README.md"
+ROOT = pathlib.Path(__file__).parent.parent
+README = ROOT / "README.md"
 
 
 def python_blocks(text: str):
@@ -22,3 +24,9 @@ def test_readme():
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         for block in blocks:
             exec(compile(block, str(README), "exec"), namespace)
+
+
+def test_table():
+    """The table is the one that the example prints."""
+    neurons = runpy.run_path(str(ROOT / "examples" / "vit.py"))["find"]()
+    assert f"```text\n{neurons}\n```" in README.read_text(encoding="utf-8")

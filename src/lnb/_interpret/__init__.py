@@ -1,9 +1,10 @@
 """All contact with JAX's internals: neurons are found in a jaxpr, and features taken out of it.
 
-`_trace` makes the jaxpr. `_lineage` follows the parameters through it, by the rules of `_views` and
-`_sites`, into control flow by `_flow`; `_axes` and `_values` are what it knows of a value, `_equation`
-and `_tail` what can be told of an equation. `_claims` makes neurons of what it found, `_emit` runs the program with features as further
-outputs (`_statistics` of them, or what a `_program` needs to run a site again).
+`_trace` makes the jaxpr of a loss. `_lineage` follows the parameters through it, by the rules of
+`_views` and `_sites`, into control flow by `_flow`; `_axes` and `_values` are what it knows of a
+value, `_equation` and `_tail` what can be told of an equation. `_claims` makes neurons of what it
+found, with a `_layout` each. `_emit` runs the program with features as further outputs: their
+`_statistics`, or what a `_program` needs to run a site again.
 """
 
 from ._claims import Claim as Claim

@@ -14,7 +14,7 @@ from .._damping import Damping, damped_product
 from .._metric import Moments, Theta, count, moments
 from .._moments import Average, preconditioner
 from .._neurons import Neuron
-from ._protocol import Solver
+from ._protocol import Solver, check_settings
 
 
 class CGState(NamedTuple):
@@ -44,6 +44,9 @@ class CG(Solver):
     mean_decay: float = 0.9
     second_decay: float = 0.999
     shrinkage: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_settings(self.mean_decay, self.second_decay, steps=self.steps)
 
     def init(self, neuron: Neuron, theta: Theta) -> CGState:
         moment = Average.empty(theta.weight[:, :, 0])

@@ -12,7 +12,7 @@ from .._factor import Factor
 from .._metric import Theta
 from .._neurons import Neuron
 from ._cg import CG
-from ._protocol import Solver
+from ._protocol import Solver, check_settings
 from ._running import Running
 
 
@@ -39,6 +39,9 @@ class Cholesky(Solver):
     decay: float = 0.95
     every: int = 1
     fallback: Solver = field(default_factory=CG)
+
+    def __post_init__(self) -> None:
+        check_settings(self.decay, every=self.every)
 
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not neuron.has_gram:

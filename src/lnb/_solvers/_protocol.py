@@ -37,3 +37,13 @@ class Solver(Protocol):
         """The metric as L L^T where the solver has it: `norm="spectral"` asks for it."""
         del neuron, state
         return None
+
+
+def check_settings(*decays: float, **counts: int) -> None:
+    """Refuses decays outside of [0, 1) and counts below 1."""
+    for decay in decays:
+        if not 0 <= decay < 1:
+            raise ValueError(f"a decay must be at least 0 and below 1, not {decay}.")
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, not {count}.")

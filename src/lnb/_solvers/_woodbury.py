@@ -13,7 +13,7 @@ from .._metric import Theta, count, rows
 from .._neurons import Neuron
 from ._cg import CG
 from ._cholesky import Cholesky
-from ._protocol import Solver
+from ._protocol import Solver, check_settings
 from ._running import Running
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
@@ -44,6 +44,9 @@ class Woodbury(Solver):
     decay: float = 0.95
     every: int = 20
     fallback: Solver = field(default_factory=CG)
+
+    def __post_init__(self) -> None:
+        check_settings(self.decay, every=self.every)
 
     @property
     def _cholesky(self) -> Cholesky:

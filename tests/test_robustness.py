@@ -1,0 +1,338 @@
+"""Bad numbers and bad arguments: no NaN, no exception, training goes on; or a clear error."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import lnb
+
+RATE = 0.1
+SOLVERS = {
+    "cholesky": lnb.Cholesky(),
+    "cg": lnb.CG(),
+    "woodbury": lnb.Woodbury(every=3),
+    "krylov": lnb.Krylov(partial(jax.scipy.sparse.linalg.cg, maxiter=5)),
+}
+OPTIMIZERS: dict[str, Callable] = {
+    f"{solver}-{norm}": partial(lnb.lnb, solver=SOLVERS[solver], norm=norm)
+    for solver in SOLVERS
+    for norm in ("network", "neuron", "spectral")
+}
+OPTIMIZERS |= {"algorithm1": lnb.algorithm1, "algorithm2": lnb.algorithm2}
+EVERY = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+# A network whose first neuron has more inputs than positions; the second one is fed by rectifiers.
+
+
+def make_params(scale: float = 1.0):
+    """For inputs that are `scale` times as large."""
+    return {
+        "first": {"w": normal(0, 9, 5) / (3 * scale), "b": jnp.full(5, 0.5)},
+        "second": {"w": 0.5 * normal(1, 5, 2)},
+    }
+
+
+def make_batch(scale: float = 1.0):
+    return scale * normal(2, 7, 9), normal(3, 7, 2)
+
+
+def loss_fn(params, x, y, weight=1.0):
+    hidden = jax.nn.relu(x @ params["first"]["w"] + params["first"]["b"][None])
+    return weight * 0.5 * jnp.mean(jnp.sum((hidden @ params["second"]["w"] - y) ** 2, axis=1))
+
+
+def find(**options) -> lnb.Neurons:
+    return lnb.find_neurons(loss_fn, make_params(), *make_batch(), **options)
+
+
+@cache
+def compiled(name: str) -> tuple[Any, Callable]:
+    """The optimizer and its step, compiled once for all tests."""
+    neurons = find()
+    optimizer = OPTIMIZERS[name](RATE, neurons)
+
+    @jax.jit
+    def step(params, state, x, y, weight):
+        loss, gradients, features = lnb.backprop(loss_fn, neurons)(params, x, y, weight)
+        updates, state = optimizer.update(gradients, state, params, features=features)
+        return optax.apply_updates(params, updates), state, loss
+
+    return optimizer, step
+
+
+def run(name, params, state, steps: int, x, y, weight: float = 1.0):
+    """Parameters, state and the last loss. All are finite after every step."""
+    _, step = compiled(name)
+    loss = jnp.zeros(())
+    for _ in range(steps):
+        params, state, loss = step(params, state, x, y, weight)
+        assert_finite((params, state, loss))
+    return params, state, float(loss)
+
+
+def start(name, scale: float = 1.0):
+    params = make_params(scale)
+    return params, compiled(name)[0].init(params)
+
+
+def assert_finite(tree):
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        assert np.isfinite(leaf).all(), jax.tree_util.keystr(path)
+
+
+def assert_equal(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def assert_goes_on(name, params, state):
+    before = float(loss_fn(params, *make_batch()))
+    _, _, after = run(name, params, state, 40, *make_batch())
+    assert after < 0.5 * before
+
+
+def test_the_network_has_more_inputs_than_positions():
+    first, second = find()
+    assert first.d_in > first.n
+    assert (first.metric, second.metric) == ("matrix-free", "gram")
+
+
+# Features and gradients that say nothing
+
+
+@EVERY
+def test_fewer_positions_than_inputs(name):
+    assert_goes_on(name, *start(name))
+
+
+@EVERY
+def test_dead_features(name):
+    """All-zero inputs from the first step on: M of the first neuron is its bias alone."""
+    x, y = make_batch()
+    params, state, _ = run(name, *start(name), 5, 0 * x, y)
+    assert_goes_on(name, params, state)
+
+
+@EVERY
+def test_features_that_die(name):
+    x, y = make_batch()
+    params, state, _ = run(name, *start(name), 3, x, y)
+    params, state, _ = run(name, params, state, 5, 0 * x, y)
+    assert_goes_on(name, params, state)
+
+
+@EVERY
+def test_dead_hidden_units(name):
+    """No rectifier is on: the second neuron's M is zero, and so are all gradients."""
+    params, state = start(name)
+    params["first"]["b"] = params["first"]["b"] - 100
+    new_params, _, _ = run(name, params, state, 5, *make_batch())
+    decay = jax.tree.map(lambda a, b: a - b, new_params, params)
+    bound = 0.01 * float(optax.tree.norm(params))  # weight decay, nothing else
+    assert float(optax.tree.norm(decay)) < bound
+
+
+@EVERY
+def test_zero_gradients(name):
+    x, y = make_batch()
+    params, state, _ = run(name, *start(name), 5, x, y, weight=0.0)
+    bound = 0.01 * float(optax.tree.norm(params))
+    assert float(optax.tree.norm(optax.tree.sub(params, make_params()))) < bound
+    assert_goes_on(name, params, state)
+    params, state, _ = run(name, params, state, 3, x, y)
+    params, state, _ = run(name, params, state, 5, x, y, weight=0.0)
+    assert_goes_on(name, params, state)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+@EVERY
+def test_scale_of_the_features(name, scale):
+    x, y = make_batch(scale)
+    params, state = start(name, scale)
+    before = float(loss_fn(params, x, y))
+    _, _, after = run(name, params, state, 40, x, y)
+    assert after < 0.9 * before
+
+
+# Numbers that are not finite
+
+
+@pytest.mark.parametrize("bad", ["gradient nan", "gradient inf", "feature nan", "feature inf"])
+@EVERY
+def test_what_is_not_finite_changes_nothing_and_is_counted(name, bad):
+    x, y = make_batch()
+    params, state, _ = run(name, *start(name), 3, x, y)
+    _, step = compiled(name)
+    number = float(bad.split()[1])
+    batch = (x, y.at[2, 1].set(number)) if "gradient" in bad else (x.at[2, 1].set(number), y)
+    new_params, new_state, loss = step(params, state, *batch, 1.0)
+    assert not np.isfinite(loss)
+    assert_equal(new_params, params)
+    counted = lnb.diagnostics(new_state)["skipped_steps"]
+    assert counted == lnb.diagnostics(state)["skipped_steps"] + 1
+    assert_equal(new_state._replace(skipped=state.skipped), state)
+    assert_goes_on(name, new_params, new_state)
+
+
+@pytest.mark.parametrize("name", ["cholesky-spectral", "algorithm2"])
+def test_features_alone_are_not_finite(name):
+    """They may come from another sample than the gradients."""
+    neurons, (x, y), (params, state) = find(), make_batch(), start(name)
+    _, gradients, _ = lnb.backprop(loss_fn, neurons)(params, x, y)
+    bad = lnb.features(loss_fn, neurons)(params, x.at[2, 1].set(jnp.nan), y)
+    updates, new_state = compiled(name)[0].update(gradients, state, params, features=bad)
+    assert_equal(updates, jax.tree.map(jnp.zeros_like, params))
+    assert_equal(new_state._replace(skipped=state.skipped), state)
+    assert new_state.skipped == 1
+
+
+# Every other kind of neuron: rows that no token looks up, channels and a branch without features
+
+
+def make_mixture():
+    params = {
+        "embed": normal(0, 12, 4),
+        "scale": jnp.ones(4),
+        "offset": jnp.zeros(4),
+        "conv": 0.3 * normal(1, 3, 4, 3),  # taps, inputs, outputs
+        "left": {"w": normal(2, 3, 2), "b": jnp.zeros(2)},
+        "right": {"w": normal(3, 3, 2), "b": jnp.zeros(2)},
+    }
+    tokens = jnp.asarray(np.random.default_rng(4).integers(5, size=(6, 8)))
+    return params, tokens, normal(5, 6, 8, 2)
+
+
+def mixture_loss(params, tokens, y, left, gain):
+    x = gain * params["embed"][tokens]
+    x = jnp.tanh(x * params["scale"][None, None] + params["offset"][None, None])
+    x = lax.conv_general_dilated(
+        gain * x, params["conv"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    x = gain * jax.nn.relu(x)
+
+    def apply(layer):
+        return x @ layer["w"] + layer["b"][None, None]
+
+    outputs = lax.cond(left, lambda: apply(params["left"]), lambda: apply(params["right"]))
+    return jnp.mean((outputs - y) ** 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["cholesky-spectral", "cg-network", "woodbury-neuron", "krylov-network"]
+)
+def test_neurons_of_other_kinds_without_features(name):
+    params, tokens, y = make_mixture()
+    neurons = lnb.find_neurons(mixture_loss, params, tokens, y, True, 1.0)
+    kinds = ["lookup", "scale", "conv", "dense", "dense"]
+    assert [neuron.kind for neuron in neurons] == kinds
+    optimizer = OPTIMIZERS[name](RATE, neurons)
+
+    @jax.jit
+    def step(params, state, left, gain):
+        backprop = lnb.backprop(mixture_loss, neurons)
+        loss, gradients, features = backprop(params, tokens, y, left, gain)
+        updates, state = optimizer.update(gradients, state, params, features=features)
+        return optax.apply_updates(params, updates), state, loss
+
+    # The right branch is not taken at first, nor are there any features.
+    turns = 3 * [(True, 0.0)] + 3 * [(True, 1.0)] + 3 * [(False, 0.0)] + 40 * [(False, 1.0)]
+    state, losses = optimizer.init(params), []
+    for left, gain in turns:
+        params, state, loss = step(params, state, left, gain)
+        assert_finite((params, state))
+        losses.append(float(loss))
+    assert losses[-1] < 0.8 * losses[9]
+
+
+# Bad arguments
+
+
+MAKERS = {
+    "lnb": lnb.lnb,
+    "algorithm1": lnb.algorithm1,
+    "algorithm2": lnb.algorithm2,
+}
+
+
+@pytest.mark.parametrize("rate", [-0.1, float("nan"), np.float32(-1), -1, float("-inf")])
+@pytest.mark.parametrize("name", MAKERS)
+def test_learning_rate_that_is_no_rate(name, rate):
+    with pytest.raises(ValueError, match=r"learning_rate.*(-|nan)"):
+        MAKERS[name](rate, find())
+
+
+def test_unknown_norm():
+    for make in (partial(lnb.lnb, RATE), lnb.scale_by_lnb):
+        with pytest.raises(ValueError, match=r"(?s)frobenius.*network.*neuron.*spectral"):
+            make(find(), norm="frobenius")
+
+
+def backprop(neurons=None):
+    neurons = find() if neurons is None else neurons
+    return lnb.backprop(loss_fn, neurons)(make_params(), *make_batch())
+
+
+@pytest.mark.parametrize("name", ["scale_by_lnb", *MAKERS])
+def test_missing_features(name):
+    """The error shows the call that would have worked."""
+    make = lnb.scale_by_lnb if name == "scale_by_lnb" else partial(MAKERS[name], RATE)
+    optimizer, params = make(find()), make_params()
+    gradients = jax.grad(loss_fn)(params, *make_batch())
+    with pytest.raises(ValueError, match=r"(?s)lnb\.backprop.*update\(.*features=features"):
+        optimizer.update(gradients, optimizer.init(params), params)
+
+
+def update_with(features, optimizer=None):
+    optimizer, params = optimizer or lnb.lnb(RATE, find()), make_params()
+    _, gradients, _ = backprop()
+    return optimizer.update(gradients, optimizer.init(params), params, features=features)
+
+
+def test_features_of_fewer_neurons():
+    _, _, features = backprop(find(exclude="second"))
+    with pytest.raises(ValueError, match=r"second\.w.*same `neurons`"):
+        update_with(features)
+
+
+def test_features_of_more_neurons():
+    _, _, features = backprop()
+    with pytest.raises(ValueError, match=r"second\.w.*same `neurons`"):
+        update_with(features, lnb.lnb(RATE, find(exclude="second")))
+
+
+@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
+def test_features_of_another_network(metric):
+    """Which neuron, which shapes, what to do."""
+    params = {"first": {"w": normal(0, 4, 5), "b": jnp.zeros(5)}, "second": {"w": normal(1, 5, 2)}}
+    x, y = make_batch()
+    neurons = lnb.find_neurons(loss_fn, params, x[:, :4], y, metric=metric)
+    features = lnb.features(loss_fn, neurons)(params, x[:, :4], y)
+    with pytest.raises(ValueError, match=r"first\.w.*\b4\b.*\b9\b.*same `neurons`"):
+        update_with(features)
+
+
+def test_parameters_of_another_network():
+    optimizer = lnb.lnb(RATE, find())
+    with pytest.raises(ValueError, match=r"first\.w.*\(4, 5\).*\(9, 5\)"):
+        optimizer.init(make_params() | {"first": {"w": normal(0, 4, 5), "b": jnp.zeros(5)}})
+    with pytest.raises(ValueError, match=r"third.*find_neurons"):
+        optimizer.init(make_params() | {"third": normal(0, 4, 5)})
+
+
+def test_weight_decay_needs_the_parameters():
+    optimizer = lnb.lnb(RATE, find(), weight_decay=0.1)
+    _, gradients, features = backprop()
+    with pytest.raises(ValueError, match="params"):
+        optimizer.update(gradients, optimizer.init(make_params()), features=features)
