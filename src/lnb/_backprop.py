@@ -31,6 +31,10 @@ def backprop(
     Value and gradients are those of `jax.value_and_grad`; the features come out of the same
     forward pass. All inexact arrays of `params` are differentiated, other leaves get `None`.
 
+    Features held as grams are sums: those of micro-batches or devices may be added, as gradients
+    may (`find_neurons(..., metric="gram")` holds all as grams that can be). Features held
+    matrix-free are the arrays themselves, and may not.
+
     Args:
       loss_fn: the loss that `neurons` were found in.
       neurons: the `Neurons`.

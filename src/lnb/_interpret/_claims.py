@@ -8,11 +8,18 @@ from collections.abc import Sequence
 
 from . import _axes
 from ._axes import Atom
-from ._layout import Layout
+from ._layout import (
+    Layout,
+    Order,
+    cut_key,
+    layout_of_bias,
+    make_layout,
+    order_of,
+    partners,
+    weight_layout,
+)
 from ._lineage import Lineage
 from ._values import Cut, Site
-
-Order = tuple[list[Atom], list[Atom], list[Atom]]  # of blocks, inputs and outputs
 
 
 @dataclasses.dataclass(eq=False)
@@ -124,7 +131,7 @@ def _weight_claims(
     atoms = _axes.flatten(lineage.axes[weight])
     groups: dict[tuple, list[Site]] = {}
     for site in sites:
-        groups.setdefault(_cut_key(site.view.cuts), []).append(site)
+        groups.setdefault(cut_key(site.view.cuts), []).append(site)
     merged = _merge(lineage, atoms, list(groups.values()), shapes, bias)
     if merged is not None:
         return [merged]
@@ -132,18 +139,20 @@ def _weight_claims(
         return tangled
     claims = []
     for key, group in groups.items():
-        found = _layout(atoms, group, shapes[weight])
+        found = weight_layout(atoms, group, shapes[weight])
         if found is None:
             return tangled
         layout, order = found
         bias_layout = None
         if bias is not None:
-            bias_layout = _bias_layout(lineage, bias, group, order, shapes[bias])
+            bias_layout = layout_of_bias(
+                _axes.flatten(lineage.axes[bias]), group, order, shapes[bias]
+            )
             if bias_layout is None:
                 return tangled
         suffix = _suffix(atoms, key) if len(groups) > 1 else ""
         claims.append(_canonical(weight, bias, group, layout, bias_layout, order, suffix))
-    keys = {_cut_key(group[0].bias.cuts) for group in groups.values() if group[0].bias}
+    keys = {cut_key(group[0].bias.cuts) for group in groups.values() if group[0].bias}
     return (
         claims if bias is None or (len(keys) == len(groups) and _disjoint(list(keys))) else tangled
     )
@@ -199,100 +208,6 @@ def _tangled(
     )
 
 
-# -- layouts ------------------------------------------------------------------------------------
-
-
-def _cut_key(cuts: Sequence[Cut]) -> tuple:
-    return tuple(sorted((id(c.source), c.start, c.stop, c.stride) for c in cuts))
-
-
-def _order(site: Site) -> Order:
-    assert site.roles is not None
-    blocks, inputs, outputs = site.roles.leaves()
-    stacked = _axes.leaves(atom for axis in site.view.stacked for atom in axis)
-    return [*stacked, *blocks], inputs, outputs
-
-
-def _layout(atoms: list[Atom], sites: list[Site], shape: tuple[int, ...]):
-    """The layout that all of these sites agree on, with the order of its atoms, or `None`."""
-    if any(site.roles is None for site in sites):
-        return None
-    kinds = {site.kind for site in sites}
-    order = _order(sites[0])
-    sets = [set(map(id, part)) for part in order]
-    stacked = [[id(a) for a in _axes.leaves(axis)] for axis in sites[0].view.stacked]
-    for site in sites[1:]:
-        same_roles = [set(map(id, part)) for part in _order(site)] == sets
-        same_loops = [[id(a) for a in _axes.leaves(axis)] for axis in site.view.stacked] == stacked
-        if not (same_roles and same_loops and len(kinds) == 1):
-            return None
-    found = _parts(atoms, sites[0].view.cuts)
-    layout = None if found is None else _make(shape, atoms, *found, order)
-    return None if layout is None else (layout, order)
-
-
-def _parts(atoms: list[Atom], cuts: Sequence[Cut]):
-    """The bounds that each atom is cut to, and the atoms that are left."""
-    by_source = {id(cut.source): cut for cut in cuts}
-    if any(cut.source.parts for cut in cuts):
-        return None
-    bounds, parts = [], []
-    for atom in atoms:
-        cut = by_source.get(id(atom))
-        bounds.append((cut.start, cut.stop, cut.stride) if cut else (0, atom.size, 1))
-        parts += ([] if cut.atom is None else _axes.leaves([cut.atom])) if cut else [atom]
-    return bounds, parts
-
-
-def _make(shape, atoms, bounds, parts, order) -> Layout | None:
-    """The layout, provided that each part has exactly one role."""
-    places = {id(part): i for i, part in enumerate(parts)}
-    flat = [atom for part in order for atom in part]
-    if sorted(places.get(id(atom), -1) for atom in flat) != list(range(len(parts))):
-        return None
-    return Layout(
-        shape=shape,
-        atoms=tuple(atom.size for atom in atoms),
-        cuts=tuple(bounds),
-        parts=tuple(part.size for part in parts),
-        order=tuple(places[id(atom)] for atom in flat),
-        blocks=_axes.size(order[0]),
-        inputs=_axes.size(order[1]),
-        outputs=_axes.size(order[2]),
-    )
-
-
-def _bias_layout(
-    lineage: Lineage,
-    bias: int,
-    sites: list[Site],
-    order: Order,
-    shape: tuple[int, ...],
-) -> Layout | None:
-    """The bias as [blocks, 1, outputs], if all sites add it, all in the same way."""
-    first = sites[0].bias
-    keys = {site.bias and _cut_key(site.bias.cuts) for site in sites}
-    if first is None or len(keys) > 1 or any(s.bias is None or s.bias.scale != 1 for s in sites):
-        return None
-    partners = [_partners(site) for site in sites]
-    wanted = [*order[0], *order[2]]
-    mapped = [[p.get(id(atom)) for atom in wanted] for p in partners]
-    if any(atom is None for atom in mapped[0]) or any(m != mapped[0] for m in mapped):
-        return None
-    atoms = _axes.flatten(lineage.axes[bias])
-    found = _parts(atoms, first.cuts)
-    blocks, outputs = mapped[0][: len(order[0])], mapped[0][len(order[0]) :]
-    return None if found is None else _make(shape, atoms, *found, (blocks, [], outputs))
-
-
-def _partners(site: Site) -> dict[int, Atom]:
-    """The bias's atom for each atom of the weight's outputs."""
-    partner: dict[int, Atom] = {}
-    for unit, other in site.bias_pairs:
-        partner.update({id(u): b for u, b in _axes.align([unit], [other]) or ()})
-    return partner
-
-
 # -- slices of one weight -----------------------------------------------------------------------
 
 
@@ -334,20 +249,20 @@ def _merge(
     )
     if not fed_alike or sum(len(range(c.start, c.stop, c.stride)) for c in cuts) != source.size:
         return None
-    blocks, inputs, outputs = _order(first)
+    blocks, inputs, outputs = order_of(first)
     inside = {id(atom) for atom in _axes.leaves([cuts[0].atom] if cuts[0].atom else [])}
-    if any([id(a) for a in _order(site)[1]] != [id(a) for a in inputs] for site in sites):
+    if any([id(a) for a in order_of(site)[1]] != [id(a) for a in inputs] for site in sites):
         return None
     order = (blocks, inputs, [source, *(a for a in outputs if id(a) not in inside)])
     bounds = [(0, atom.size, 1) for atom in atoms]
     weight = first.view.parameter
-    layout = _make(shapes[weight], atoms, bounds, atoms, order)
+    layout = make_layout(shapes[weight], atoms, bounds, atoms, order)
     bias_layout = None
     if bias is not None:
         bias_layout = _merged_bias(lineage, sites, cuts, order, bias, shapes[bias])
         if bias_layout is None:
             return None
-    if layout is None or not _disjoint([_cut_key([cut]) for cut in cuts]):
+    if layout is None or not _disjoint([cut_key([cut]) for cut in cuts]):
         return None
     claim = _canonical(weight, bias, [first], layout, bias_layout, order, "")
     return dataclasses.replace(claim, sites=sites, fed_alike=True)
@@ -363,7 +278,7 @@ def _merged_bias(
 ) -> Layout | None:
     """The layout of a bias that is cut as its weight is."""
     bounds = lambda cut: (cut.start, cut.stop, cut.stride)
-    partner = _partners(sites[0])
+    partner = partners(sites[0])
     for site, cut in zip(sites, cuts, strict=True):
         view = site.bias
         if view is None or view.scale != 1 or [bounds(c) for c in view.cuts] != [bounds(cut)]:
@@ -374,7 +289,7 @@ def _merged_bias(
     if any(atom is None for atom in mapped):
         return None
     split = (mapped[: len(order[0])], [], mapped[len(order[0]) :])
-    return _make(shape, atoms, [(0, atom.size, 1) for atom in atoms], atoms, split)
+    return make_layout(shape, atoms, [(0, atom.size, 1) for atom in atoms], atoms, split)
 
 
 def _suffix(atoms: list[Atom], key: tuple) -> str:
