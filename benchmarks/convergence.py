@@ -43,7 +43,8 @@ def load_cifar(folder: Path) -> tuple[Data, Data]:
         files = [folder / "cifar-10-batches-bin" / f"{name}.bin" for name in names]
         records = np.concatenate([np.fromfile(file, "u1").reshape(-1, 3073) for file in files])
         images = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) / np.float32(255)
-        mean, std = np.float32([0.4914, 0.4822, 0.4465]), np.float32([0.2023, 0.1994, 0.2010])
+        mean = np.asarray([0.4914, 0.4822, 0.4465], np.float32)
+        std = np.asarray([0.2023, 0.1994, 0.2010], np.float32)
         return Data((images - mean) / std, records[:, 0].astype(np.int32))
 
     return part(*(f"data_batch_{i}" for i in range(1, 6))), part("test_batch")
@@ -151,7 +152,7 @@ class Contender(NamedTuple):
 CONTENDERS = {
     "optax.adamw": Contender(lambda rate, _: optax.adamw(rate), (1e-3, 3e-3, 1e-2), False),
     "optax.contrib.muon": Contender(
-        lambda rate, _: optax.contrib.muon(rate), (0.01, 0.02, 0.04), False
+        lambda rate, _: optax.contrib.muon(rate), (0.02, 0.04, 0.08), False
     ),
     "lnb.lnb": Contender(lnb.lnb, (0.015, 0.03, 0.06)),
     "lnb.algorithm2": Contender(lnb.algorithm2, (0.1, 0.3, 1.0)),
@@ -217,4 +218,4 @@ def main(folder: str, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    main(sys.argv[1])

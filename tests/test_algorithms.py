@@ -261,7 +261,7 @@ def test_algorithm1_with_damping_and_min_norm():
         solver = lnb.Cholesky(decay=0.0)
         return lnb.algorithm1(RATE, neurons, solver=solver, weight_decay=DECAY, **numbers)
 
-    options = {"damping": DAMPING, "min_norm": 20.0}
+    options: dict[str, Any] = {"damping": DAMPING, "min_norm": 20.0}
     expected = exact_by_hand(True, **options)
     assert expected.diagnostics["capped"]
     assert_same(train(make_optimizer, make_params(True), **options), expected)
@@ -348,7 +348,7 @@ def test_diagnostics_inside(wrap):
 
 def test_diagnostics_of_several_optimizers_are_joined():
     def make_optimizer(neurons):
-        both = {name: lnb.algorithm2(RATE, neurons) for name in ("first", "second")}
+        both: dict[Any, Any] = {n: lnb.algorithm2(RATE, neurons) for n in ("first", "second")}
         return optax.partition(both, {"first": "first", "second": "second"})
 
     trained = train(make_optimizer, make_params(True), make_batches()[:1])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -470,9 +470,9 @@ def test_linear_model_lands_on_its_minimum_in_one_step(solver, bias):
     optimizer = lnb.algorithm1(c, neurons, solver=solver, min_norm=c)
     updates, state = optimizer.update(gradients, optimizer.init(params), params, features=features)
     assert lnb.diagnostics(state)["capped"]  # c is more than ||h||
-    params = optax.apply_updates(params, updates)
+    trained: Any = optax.apply_updates(params, updates)
     solution = np.linalg.lstsq(with_ones(x, bias), y)[0]
-    found = np.vstack([params["w"], params["b"]]) if bias else params["w"]
+    found = np.vstack([trained["w"], trained["b"]]) if bias else trained["w"]
     np.testing.assert_allclose(found, solution, rtol=1e-7, atol=1e-8)
 
 
@@ -556,6 +556,7 @@ def diagonal_of_p(loss_fn, params, x) -> np.ndarray:
     gradient = jax.tree.map(jnp.ones_like, params)
     solver = lnb.CG(steps=1, shrinkage=0.0)
     optimizer = lnb.scale_by_lnb(neurons, solver=solver, damping=0.0, min_norm=0.0)
+    step: Any
     step, _ = optimizer.update(gradient, optimizer.init(params), params, features=features)
     inverse = 1 / np.asarray(step["w"])
     return inverse / inverse.mean()
