@@ -9,6 +9,7 @@ import itertools
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median, quantiles
 
 import jax
@@ -68,9 +69,8 @@ def conv_net():
     return loss_fn, params, (x, jnp.arange(128) % 10)
 
 
-def adam_step(loss_fn, params, args):
+def plain_step(optimizer: optax.GradientTransformation, loss_fn, params, args):
     del args
-    optimizer = optax.adam(1e-3)
 
     def step(params, opt_state, args):
         _, grads = jax.value_and_grad(loss_fn)(params, *args)
@@ -112,9 +112,13 @@ class Contender:
 def measure(problem: Callable) -> dict[str, list[float]]:
     """The seconds of a step, by optimizer, in every round."""
     loss_fn, params, args = problem()
+    rarely = partial(lnb.lnb, solver=lnb.Cholesky(every=10))
     steps = {
-        "optax.adam": adam_step(loss_fn, params, args),
+        "optax.adam": plain_step(optax.adam(1e-3), loss_fn, params, args),
+        "optax.contrib.muon": plain_step(optax.contrib.muon(1e-2), loss_fn, params, args),
         "lnb.lnb": boosted_step(lnb.lnb, loss_fn, params, args),
+        "... every=10": boosted_step(rarely, loss_fn, params, args),
+        "... norm=neuron": boosted_step(partial(lnb.lnb, norm="neuron"), loss_fn, params, args),
         "lnb.algorithm2": boosted_step(lnb.algorithm2, loss_fn, params, args),
     }
     contenders = {name: Contender(s, params, state, args) for name, (s, state) in steps.items()}
@@ -124,13 +128,13 @@ def measure(problem: Callable) -> dict[str, list[float]]:
 
 def print_table(problem: Callable) -> None:
     print(f"\n{problem.__doc__}")
-    print(f"{'optimizer':<16}{'ms a step':>12}{'times Adam':>14}{'quartiles':>18}")
+    print(f"{'optimizer':<20}{'ms a step':>12}{'times Adam':>14}{'quartiles':>18}")
     times = measure(problem)
     for name, seconds in times.items():
         ratios = [s / a for s, a in zip(seconds, times["optax.adam"], strict=True)]
         low, _, high = quantiles(ratios, n=4)
         middle = f"{1e3 * median(seconds):>12.2f}{median(ratios):>14.2f}"
-        print(f"{name:<16}{middle}{f'{low:.2f} to {high:.2f}':>18}")
+        print(f"{name:<20}{middle}{f'{low:.2f} to {high:.2f}':>18}")
 
 
 def main() -> None:

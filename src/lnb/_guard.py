@@ -39,8 +39,8 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: Any) -> GuardState:
-        zero = jnp.zeros((), jnp.int32)
-        return GuardState(zero, zero, inner.init(at_least_float32(params)))
+        count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
+        return GuardState(count, skipped, inner.init(at_least_float32(params)))
 
     def update_fn(updates, state, params=None, *, features=None, **extra_args):
         def take():

@@ -34,7 +34,7 @@ class Gram(NamedTuple):
     second: (
         Array  # sum of x x^T, [blocks, inputs, inputs]; of a lookup the diagonal, [blocks, inputs]
     )
-    first: Array | None  # sum of x, [blocks, inputs], where there is a bias
+    first: Array | None  # sum of x, [blocks, inputs]; of a lookup it would be the diagonal again
     count: Array  # n, the number of positions
 
 
@@ -159,15 +159,14 @@ def rows(features: Features) -> Array | None:
 
 
 def moments(features: Features) -> Moments:
-    """The means of x and x * x (its first is `None` without a bias, or without a matrix form)."""
+    """The means of x and x * x (its first is `None` for a lookup, or without a matrix form)."""
     if isinstance(features, Gram):
         second, first = features.second, features.first
         square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
     else:
         total = _total(features, lambda arrangement, xs: arrangement.all_sums(*xs))
         total = {"square": features.squares()[:, :, 0]} if total is None else total
-        has_bias = features.bias_layout is not None
-        square, first = total["square"], total.get("first") if has_bias else None
+        square, first = total["square"], total.get("first")
     share = _share(features.count, square.dtype)
     return Moments(None if first is None else first * share, square * share)
 

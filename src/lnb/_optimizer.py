@@ -76,13 +76,14 @@ def scale_by_lnb(
     def init_fn(params: Any) -> ScaleByLNBState:
         thetas, _ = split(neurons, params)
         zero = jnp.zeros((), jnp.result_type(float))
-        return ScaleByLNBState(
+        state = ScaleByLNBState(
             count=jnp.zeros((), jnp.int32),
             solver={name: solver.init(named[name], theta) for name, theta in thetas.items()},
             norm=zero,
             capped=jnp.zeros((), bool),
             neuron_norms=dict.fromkeys(thetas, zero),
         )
+        return jax.tree.map(jnp.copy, state)  # a buffer each, so that they can be donated
 
     def boost(neuron: Neuron, features: Any, gradient: Theta, state: Any) -> tuple[Boosted, Any]:
         state = solver.update(neuron, features, state, damping_)

@@ -41,7 +41,6 @@ class Arrangement:
     inputs: tuple[int, ...]
     rows: int  # of a lookup
     scale: float
-    has_bias: bool
     scanned: tuple[bool, ...]
     options: tuple[tuple[str, Any], ...]  # of the patches, of the lookup, of the products
 
@@ -52,12 +51,12 @@ class Arrangement:
         x = self._spread(*xs)
         dtype = accumulator(x.dtype)
         g, d = self._size(self.blocks), self._size(self.inputs)
-        moments = {"second": self._second(x, dtype).reshape(g, d, d) * self.scale**2}
-        if self.has_bias:
-            first = jnp.sum(x, axis=self.positions, dtype=dtype)
-            first = first.transpose(_ranks([*self.blocks, *self.inputs]))
-            moments["first"] = first.reshape(g, d) * self.scale
-        return moments
+        first = jnp.sum(x, axis=self.positions, dtype=dtype)
+        first = first.transpose(_ranks([*self.blocks, *self.inputs]))
+        return {
+            "second": self._second(x, dtype).reshape(g, d, d) * self.scale**2,
+            "first": first.reshape(g, d) * self.scale,
+        }
 
     def all_moments(self, *xs: Array) -> dict[str, Array]:
         """The same over all turns of all loops, whose axes the features have in front."""
@@ -152,7 +151,6 @@ def arrange(site: Site, claim: Claim) -> Arrangement:
         inputs=input_axes,
         rows=claim.layout.inputs,
         scale=site.view.scale,
-        has_bias=claim.bias is not None,
         scanned=tuple(chain.scanned for chain in site.view.chains[1:]),
         options=tuple(site.options.items()),
     )

@@ -46,7 +46,7 @@ class CG(Solver):
     shrinkage: float = 0.1
 
     def __post_init__(self) -> None:
-        check_settings(self.mean_decay, self.second_decay, steps=self.steps)
+        check_settings(self.mean_decay, self.second_decay)
 
     def init(self, neuron: Neuron, theta: Theta) -> CGState:
         moment = Average.empty(theta.weight[:, :, 0])
