@@ -152,7 +152,7 @@ class Contender(NamedTuple):
 CONTENDERS = {
     "optax.adamw": Contender(lambda rate, _: optax.adamw(rate), (1e-3, 3e-3, 1e-2), False),
     "optax.contrib.muon": Contender(
-        lambda rate, _: optax.contrib.muon(rate), (0.02, 0.04, 0.08), False
+        lambda rate, _: optax.contrib.muon(rate), (0.01, 0.02, 0.04), False
     ),
     "lnb.lnb": Contender(lnb.lnb, (0.015, 0.03, 0.06)),
     "lnb.algorithm2": Contender(lnb.algorithm2, (0.1, 0.3, 1.0)),
