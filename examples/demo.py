@@ -34,7 +34,7 @@ EPOCHS = 40
 BATCH_SIZE = 128
 SEEDS = (0, 1, 2)
 TARGET = 0.97  # test accuracy
-LEARNING_RATES = {"lnb": (0.01, 0.03, 0.1), "adam": (3e-3, 1e-2, 3e-2)}
+LEARNING_RATES = {"lnb": (3e-3, 1e-2, 3e-2), "adam": (3e-3, 1e-2, 3e-2)}
 FIGURE = Path("demo.png")
 
 
