@@ -193,3 +193,18 @@ def test_product_with_features_of_other_neurons():
     features = lnb.features(loss_fn, find(exclude="second"))(PARAMS, X)
     with pytest.raises(ValueError, match=r"second\.w"):
         lnb.metric_product(neurons, features, PARAMS)
+
+
+def test_exclude_that_finds_nothing():
+    with pytest.raises(ValueError, match=r"third.*first\.w"):
+        find(exclude="third")
+
+
+def test_optimizer_of_no_neurons():
+    with pytest.raises(TypeError, match=r"find_neurons.*lnb\.lnb\(learning_rate, neurons\)"):
+        lnb.lnb(find(), 0.03)  # pyright: ignore[reportArgumentType]
+
+
+def test_solver_that_is_none():
+    with pytest.raises(TypeError, match=r"'cg'.*lnb\.CG\(\)"):
+        lnb.lnb(0.03, find(), solver="cg")  # pyright: ignore[reportArgumentType]

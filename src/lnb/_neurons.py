@@ -157,6 +157,8 @@ def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[in
     """The static pass over a traced loss."""
     lineage = trace_lineage(trace.jaxpr.jaxpr, trace.jaxpr.consts, len(trace.parameters))
     excluded = [_is_excluded(exclude, name) for name in trace.names]
+    if isinstance(exclude, str) and not any(excluded):
+        raise ValueError(f"exclude={exclude!r} is found in none of {', '.join(trace.names)}.")
     complex_ = [jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in trace.parameters]
     claims, unclaimed = make_claims(lineage, trace.shapes, excluded, complex_)
     for c in claims:

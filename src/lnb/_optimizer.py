@@ -68,6 +68,13 @@ def scale_by_lnb(
     Returns:
       A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
     """
+    if not isinstance(neurons, Neurons):
+        raise TypeError(
+            f"neurons must be what lnb.find_neurons returns, not {type(neurons).__name__}: "
+            "lnb.lnb(learning_rate, neurons)."
+        )
+    if not hasattr(solver, "direction"):
+        raise TypeError(f"solver={solver!r} is no solver. Pass one, such as solver=lnb.CG().")
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}.")
     named = {neuron.name: neuron for neuron in neurons}
