@@ -148,6 +148,24 @@ def test_features_alone_are_not_finite(name):
     assert new_state.skipped == 1
 
 
+@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
+def test_squares_of_features_overflow(metric):
+    """Features of 1e20 are finite in float32, their second moments are not."""
+    params = {"w": normal(0, 9, 3)}
+    x = 1e20 * jnp.eye(4, 9)
+
+    def loss_fn(params, x):
+        return jnp.sum(jnp.tanh(1e-20 * (x @ params["w"])))
+
+    neurons = lnb.find_neurons(loss_fn, params, x, metric=metric)
+    optimizer = lnb.lnb(RATE, neurons, solver=lnb.CG())
+    _, gradients, features = lnb.backprop(loss_fn, neurons)(params, x)
+    updates, state = optimizer.update(gradients, optimizer.init(params), params, features=features)
+    assert_equal(updates, jax.tree.map(jnp.zeros_like, params))
+    assert_finite(state)
+    assert lnb.diagnostics(state)["skipped_steps"] == 1
+
+
 # Every other kind of neuron: rows that no token looks up, channels and a branch without features
 
 

@@ -25,10 +25,11 @@ class GuardState(NamedTuple):
 
 
 def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Runs a transformation in float32 or better, and only on finite gradients and features.
+    """Runs a transformation in float32 or better, and takes only steps that are finite.
 
-    A gradient or a feature that is not finite makes all updates zero, leaves the inner state as it
-    is and is counted. Updates have the dtypes of the gradients.
+    A gradient, a feature, an update or a new state that is not finite (squares of features may
+    overflow) makes all updates zero, leaves the inner state as it is and is counted. Updates have
+    the dtypes of the gradients.
 
     Args:
       inner: the transformation.
@@ -52,7 +53,8 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
                 **extra_args,
             )
             new = optax.tree.cast_like(new, updates)
-            return new, GuardState(state.count + 1, state.skipped, inner_state)
+            taken = new, GuardState(state.count + 1, state.skipped, inner_state)
+            return optax.tree.where(_all_finite((new, inner_state)), taken, skip())
 
         def skip():
             return optax.tree.zeros_like(updates), state._replace(skipped=state.skipped + 1)
