@@ -106,10 +106,13 @@ class _Program:
             [plan for plans in self.plans.values() for plan in plans], self.lineage.origins
         )
 
-    def value(self, parameters: Sequence[Any]) -> tuple[Any, tuple[list[Any], Payloads]]:
+    def value(
+        self, parameters: Sequence[Any], taps: dict[int, jax.Array] | None = None
+    ) -> tuple[Any, tuple[list[Any], Payloads]]:
         jaxpr = self.trace.jaxpr
         arguments = [*parameters, *self.trace.data]
-        outs, payloads = self.emitter.run(self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments)
+        emitter = self.emitter.tapped(taps) if taps else self.emitter
+        outs, payloads = emitter.run(self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments)
         return outs[0], (outs, payloads)
 
     def features(self, payloads: Payloads) -> dict[str, Features]:

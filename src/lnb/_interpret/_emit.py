@@ -8,8 +8,9 @@ no site is bound unchanged.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -59,6 +60,7 @@ class Emitter:
     def __init__(self, plans: Sequence[Plan], origins: dict[int, tuple[Scope, Any]]):
         self.moments: dict[Scope, list[Plan]] = {}
         self.residuals: dict[Scope, list[tuple[Plan, int, Any]]] = {}
+        self.taps: dict[Scope, dict[Any, Array]] = {}
         self.plans = {plan.index: plan for plan in plans}
         for plan in plans:
             if plan.moments is not None:
@@ -69,10 +71,24 @@ class Emitter:
                     scope, var = origins[slot]
                     self.residuals.setdefault(scope, []).append((plan, slot, var))
 
+    def tapped(self, taps: Mapping[int, Array]) -> Emitter:
+        """The same, with arrays added to the outputs of planned sites, by the plans' indices.
+
+        The gradient with respect to such an array is the error at that output. Sites in a loop
+        cannot be told apart by turns.
+        """
+        other = copy.copy(self)
+        other.taps = {}
+        for index, tap in taps.items():
+            site = self.plans[index].site
+            other.taps.setdefault(site.scope, {})[site.output] = tap
+        return other
+
     def _live(self, scope: Scope) -> bool:
         return (
             scope in self.moments
             or scope in self.residuals
+            or scope in self.taps
             or any(self._live(s) for inner in scope.inner.values() for s in inner)
         )
 
@@ -84,6 +100,7 @@ class Emitter:
         env.update(zip(jaxpr.invars, arguments, strict=True))
         read = lambda atom: atom.val if isinstance(atom, jex.Literal) else env[atom]
         payloads: dict[int, Payload] = {}
+        taps = self.taps.get(scope, {})
         for index, eqn in enumerate(jaxpr.eqns):
             operands = [read(atom) for atom in eqn.invars]
             with eqn.ctx.manager, _name_scope(eqn):
@@ -95,6 +112,8 @@ class Emitter:
                     outs = binder(eqn)(*operands)
                     outs = outs if eqn.primitive.multiple_results else [outs]
             env.update(zip(eqn.outvars, outs, strict=True))
+            for var in taps.keys() & set(eqn.outvars) if taps else ():
+                env[var] = env[var] + taps[var]
         for plan in self.moments.get(scope, ()):
             assert plan.moments is not None
             features = [lax.stop_gradient(read(atom)) for atom in plan.site.features]

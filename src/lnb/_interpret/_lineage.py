@@ -152,7 +152,15 @@ class Walker:
     def site(self, scope: Scope, eqn: Any, at: int, view: View, found: dict[str, Any]) -> Value:
         out_axes = found.pop("out_axes", None)
         steps = (self.step(scope, eqn, at, 0),)
-        site = Site(view=view, steps=steps, scope=scope, loops=scope.loops, **found)
+        site = Site(
+            view=view,
+            steps=steps,
+            scope=scope,
+            loops=scope.loops,
+            output=eqn.outvars[0],
+            output_axes=out_axes,
+            **found,
+        )
         self.use(view, Use("site", site))
         return Data(Output(site, out_axes) if out_axes is not None else MIXED)
 
@@ -191,7 +199,8 @@ class Walker:
         site.features = (*site.features, eqn.invars[1 - at])
         site.steps = (*site.steps, *output.steps, self.step(scope, eqn, at, 0))
         site.options["stages"] += ((output.steps, shape),)
-        site.feature_axes = axes
+        site.feature_axes = site.output_axes = axes
+        site.output = eqn.outvars[0]
         site.positions = _axes.size(a for a in _axes.flatten(axes) if a.label == "position")
         return Data(Output(site, axes))
 

@@ -156,6 +156,21 @@ def arrange(site: Site, claim: Claim) -> Arrangement:
     )
 
 
+def output_rows(site: Site, claim: Claim, outputs: Array) -> Array:
+    """A site's outputs as [blocks, positions, outputs], in the order of its features' rows."""
+    blocks, inputs, units = claim.order
+    assert site.output_axes is not None
+    assert site.feature_axes is not None
+    others = {id(atom) for atom in (*blocks, *inputs)}
+    positions = [a for a in _axes.flatten(site.feature_axes) if id(a) not in others]
+    atoms = _axes.flatten(site.output_axes)
+    places = {id(atom): i for i, atom in enumerate(atoms)}
+    rows = outputs.reshape([atom.size for atom in atoms])
+    rows = rows.transpose([places[id(atom)] for atom in (*blocks, *positions, *units)])
+    rows = rows.reshape(claim.layout.blocks, -1, claim.layout.outputs)
+    return rows.astype(accumulator(rows.dtype))
+
+
 def _ranks(places: Sequence[int]) -> list[int]:
     ordered = sorted(places)
     return [ordered.index(place) for place in places]

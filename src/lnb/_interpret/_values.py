@@ -143,6 +143,8 @@ class Site:
     roles: Roles | None = None
     feature_axes: Axes | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    output: Any = None  # the variable of its own output, `output_axes` as of the features
+    output_axes: Axes | None = None
     after: tuple[Step, ...] = ()  # from the site's own output to where the bias is added
     bias: View | None = None
     bias_pairs: list[tuple[Atom, Atom]] = dataclasses.field(default_factory=list)

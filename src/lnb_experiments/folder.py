@@ -1,0 +1,103 @@
+"""The folder of a run: what was asked for, where it ran, what happened, and how to go on."""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+CONFIG, ENVIRONMENT, LOG, RESULT = "config.json", "environment.json", "log.jsonl", "result.json"
+PACKAGES = "lnb jax jaxlib optax equinox numpy orbax-checkpoint".split()
+
+
+class RunError(Exception):
+    """A run that cannot start; the message says why and what to do."""
+
+
+def environment() -> dict[str, Any]:
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device.platform,
+        "device_kind": device.device_kind,
+        "device_count": jax.device_count(),
+        "cores": os.cpu_count(),
+        "versions": {name: version(name) for name in PACKAGES},
+    }
+
+
+class RunFolder:
+    """One run's files. Whole files are replaced in one go, the log grows line by line."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What came out, once the run is finished."""
+        file = self.path / RESULT
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def open(self, config: dict[str, Any], resume: bool) -> None:
+        """Makes the folder, or checks that the one there is of the same run."""
+        config = json.loads(json.dumps(config))
+        if (self.path / CONFIG).exists():
+            if not resume:
+                raise RunError(
+                    f"{self.path} holds a run already. Go on with it by --resume, or choose "
+                    "another --out."
+                )
+            self._check(config)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write(ENVIRONMENT, environment())
+        self.write(CONFIG, config)  # last: a folder with a configuration is complete
+
+    def _check(self, config: dict[str, Any]) -> None:
+        there = json.loads((self.path / CONFIG).read_text())
+        changed = [key for key in {**there, **config} if there.get(key) != config.get(key)]
+        if changed:
+            lines = [f"  {key}: {there.get(key)} there, {config.get(key)} now" for key in changed]
+            raise RunError(
+                "\n".join([f"{self.path} holds a run of another configuration:", *lines])
+                + "\nChoose another --out, or ask for the same."
+            )
+
+    def write(self, name: str, content: Any) -> None:
+        file = self.path / name
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(content, indent=2) + "\n")
+        os.replace(new, file)
+
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Drops what was logged after a step; returns what is left of the log."""
+        file = self.path / LOG
+        lines = [line for line in _read_lines(file) if line["step"] <= step]
+        new = file.with_suffix(".new")
+        new.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.replace(new, file)
+        return lines
+
+    def append(self, line: dict[str, Any]) -> None:
+        with (self.path / LOG).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The log's lines; the last may have been cut off when its run was killed."""
+    if not file.exists():
+        return
+    for line in file.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def diverged(losses: list[float], patience: int = 10) -> bool:
+    """Whether the last losses were not finite; some optimizers recover from one."""
+    return len(losses) >= patience and not any(map(math.isfinite, losses[-patience:]))

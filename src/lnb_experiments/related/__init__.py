@@ -1,0 +1,8 @@
+"""The methods that the paper compares itself with in words, each as it was published."""
+
+from .boosted_backprop import boosted_backprop as boosted_backprop
+from .foof import foof as foof
+from .kfac import kfac as kfac
+from .levenberg_marquardt import levenberg_marquardt as levenberg_marquardt
+from .locoprop import locoprop as locoprop
+from .prong import prong as prong

@@ -1,0 +1,46 @@
+"""What the methods share: parameters taken apart into neurons, and a step of both."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lnb import Neurons
+from lnb._metric import Gram, Theta, gram
+from lnb._neurons import join, split
+
+
+def means(features: Any) -> Gram:
+    """The means of x x^T and x; where a neuron's metric is diagonal, of the diagonal alone."""
+    moments = gram(features)
+    assert moments is not None, "neurons without a gram are left to their gradients"
+    second, first, n = moments
+    first = None if first is None else first / n.astype(first.dtype)
+    return Gram(second / n.astype(second.dtype), first, n)
+
+
+def damped(matrix: Array, damping: float) -> Array:
+    """A metric [blocks, inputs, inputs], or its diagonal [blocks, inputs], plus damping."""
+    if matrix.ndim == 2:
+        return matrix + damping
+    return matrix + damping * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None]
+
+
+def multiply(matrix: Array, weight: Array) -> Array:
+    """A matrix [blocks, inputs, inputs], or a diagonal [blocks, inputs], times a weight."""
+    if matrix.ndim == 2:
+        return matrix[:, :, None] * weight
+    return jnp.matmul(matrix, weight, precision=lax.Precision.HIGHEST)
+
+
+def descend(params: Any, directions: Any, rate: Any) -> Any:
+    """Parameters minus the rate times directions, in the parameters' own dtypes."""
+    return jax.tree.map(lambda p, d: p - jnp.asarray(rate, p.dtype) * d, params, directions)
+
+
+def direct(neurons: Neurons, gradients: Any, solved: Mapping[str, Theta]) -> Any:
+    """The gradients, with the directions of neurons in the place of theirs."""
+    thetas, rest = split(neurons, gradients)
+    return join(neurons, gradients, {**thetas, **solved}, rest)

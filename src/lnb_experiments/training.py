@@ -1,0 +1,191 @@
+"""Training: compiled once for an experiment and an optimizer, then run at any rate and seed."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .checkpoints import Checkpoints
+from .data import Batches, Data, Source, Split
+from .experiment import Experiment
+from .folder import RunFolder, diverged
+from .method import Problem
+from .optimizers import OPTIMIZERS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run.
+
+    Attributes:
+      decay: the learning rate falls exponentially, to this part of itself by the last step.
+      role: `"trial"` chooses a learning rate on held-out training data; `"final"` is a trial's
+        winner, on all training data; `"run"` is like it, at a given learning rate.
+    """
+
+    experiment: Experiment
+    preset: str
+    optimizer: str
+    learning_rate: float
+    decay: float = 1.0
+    seed: int = 0
+    role: Literal["run", "trial", "final"] = "run"
+    source: Source = field(default=Source())
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate * self.decay ** ((step - 1) / self.experiment.steps)
+
+    def config(self, data: Data, steps_per_epoch: int) -> dict[str, Any]:
+        """As JSON: all that the run's numbers depend on."""
+        return {
+            "experiment": self.experiment.name,
+            "preset": self.preset,
+            "sizes": self.experiment.sizes(),
+            "optimizer": self.optimizer,
+            "learning_rate": self.learning_rate,
+            "decay": self.decay,
+            "seed": self.seed,
+            "role": self.role,
+            "evaluated_on": "held-out" if self.role == "trial" else "test",
+            "headline": self.experiment.headline,
+            "larger_is_better": self.experiment.larger_is_better,
+            "steps_per_epoch": steps_per_epoch,
+            "data": self.source.kind,
+            "examples": [len(data.train.targets), len(data.test.targets)],
+            "note": data.note,
+        }
+
+
+class Programs(NamedTuple):
+    """An experiment with an optimizer, compiled."""
+
+    init: Callable  # seed -> state
+    step: Callable  # (learning_rate, seed, step, state, batch) -> state, loss
+    counts: Callable  # (state, batch) -> what an evaluation adds up
+    compile_seconds: float
+
+
+def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Programs:
+    """Compiles before the clock starts, and once for all learning rates and seeds."""
+    params, static = eqx.partition(
+        eqx.filter_eval_shape(experiment.init, jax.random.key(0)),
+        lambda x: eqx.is_inexact_array(x) or isinstance(x, jax.ShapeDtypeStruct),
+    )
+
+    def outputs(params, batch, key):
+        return experiment.outputs(eqx.combine(params, static), batch, key)
+
+    problem = Problem(outputs, experiment.objective)
+    method = OPTIMIZERS[optimizer].make(problem, params, batch, jax.random.key(0))
+
+    @jax.jit
+    def init(seed):
+        model = experiment.init(jax.random.key(seed))
+        params = eqx.filter(model, eqx.is_inexact_array)
+        return params, method.init(params)
+
+    def step(learning_rate, seed, number, state, batch):
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        params, method_state = state
+        *state, loss = method.step(learning_rate, params, method_state, batch, key)
+        return tuple(state), loss
+
+    @jax.jit
+    def counts(state, batch):
+        return experiment.counts(eqx.combine(state[0], static), batch)
+
+    start = time.perf_counter()
+    state = jax.eval_shape(init, 0)
+    lowered = jax.jit(step, donate_argnums=3).lower(
+        np.float32(0), np.int32(0), np.int32(0), state, batch
+    )
+    compiled = lowered.compile()
+    return Programs(init, compiled, counts, time.perf_counter() - start)
+
+
+def evaluate(
+    experiment: Experiment, programs: Programs, state: Any, test: Split
+) -> dict[str, float]:
+    """The metrics of all test examples."""
+    size = min(len(test.targets), 2 * experiment.batch_size)
+    total: dict[str, Any] = defaultdict(float)
+    for start in range(0, len(test.targets), size):
+        counts = programs.counts(state, test.take(slice(start, start + size)))
+        for name, value in jax.device_get(counts).items():
+            total[name] += np.asarray(value, np.float64)
+    return experiment.metrics(total)
+
+
+def train(
+    plan: Plan,
+    programs: Programs,
+    data: Data,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    checkpoint_seconds: float = 30.0,
+    on_step: Callable[[dict[str, Any]], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Trains to the end, from the last checkpoint if there is one; returns the result.
+
+    Batches, random keys and learning rates are functions of the seed and the number of the step, so
+    that a run that was killed goes on to the same curve.
+    """
+    experiment, seed = plan.experiment, np.int32(plan.seed)
+    batches = Batches(data.train, experiment.batch_size, plan.seed, experiment.augment)
+    folder.open(plan.config(data, batches.per_epoch), resume)
+    if folder.result:
+        return folder.result
+    with Checkpoints(folder.checkpoints) as checkpoints:
+        state, first = programs.init(seed), checkpoints.latest() or 0
+        if first:
+            state = checkpoints.restore(first, state)
+        lines = folder.rewind(first)
+        losses = [line["loss"] for line in lines]
+        line: dict[str, Any] = (
+            lines[-1] if lines else {"step": 0, "seconds": 0.0, "load_seconds": 0.0}
+        )
+        batch, saved = batches.batch(first), time.perf_counter()
+        for number in range(first + 1, experiment.steps + 1):
+            start = time.perf_counter()
+            state, loss = programs.step(
+                np.float32(plan.rate(number)), seed, np.int32(number), state, batch
+            )
+            dispatched = time.perf_counter()  # the next batch is loaded while the step runs
+            batch = batches.batch(number)
+            loaded = time.perf_counter()
+            losses.append(float(loss))
+            line = {
+                "step": number,
+                "epoch": number / batches.per_epoch,
+                "loss": losses[-1],
+                "seconds": line["seconds"] + time.perf_counter() - start,
+                "load_seconds": line["load_seconds"] + loaded - dispatched,
+            }
+            converged = losses[-1] < experiment.tolerance * losses[0]
+            stop = number == experiment.steps or converged or diverged(losses)
+            if stop or number % experiment.evaluate_every == 0:
+                line["evaluation"] = evaluate(experiment, programs, state, data.test)
+            folder.append(line)
+            on_step(line)
+            if stop:
+                break
+            if time.perf_counter() - saved > checkpoint_seconds:
+                checkpoints.save(number, state)
+                saved = time.perf_counter()
+        if plan.role != "trial":
+            checkpoints.save(line["step"], state)
+    result = {
+        "status": "diverged" if diverged(losses) else "done",
+        "step": line["step"],
+        "evaluation": line["evaluation"],
+        "seconds": line["seconds"],
+        "compile_seconds": programs.compile_seconds,
+    }
+    folder.write("result.json", result)
+    return result

@@ -1,0 +1,244 @@
+"""Runs, sweeps and the command line, on synthetic data at the smallest sizes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from lnb_experiments.data import Source
+from lnb_experiments.experiments import EXPERIMENTS
+from lnb_experiments.folder import RunError, diverged
+from lnb_experiments.optimizers import NORMS, OPTIMIZERS, SOLVERS, search_rates
+from lnb_experiments.runner import Runner, run_folder
+from lnb_experiments.sweep import best, sweep, trials
+from lnb_experiments.training import Plan
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Which optax's Adam needs."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def make_plan(experiment: str = "mnist", optimizer: str = "adam", **changes) -> Plan:
+    kind = EXPERIMENTS[experiment].preset("tiny", **changes)
+    return Plan(kind, "tiny", optimizer, 0.003, source=Source("synthetic"))
+
+
+def make_runner(out: Path, resume: bool = False) -> Runner:
+    return Runner(out, resume, 1e9, Console(quiet=True))
+
+
+def read_log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def curve(folder: Path) -> list[tuple]:
+    """All that is logged but times."""
+    return [(line["step"], line["loss"], line.get("evaluation")) for line in read_log(folder)]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize("optimizer", ["adam", "lnb"])
+def test_every_experiment_runs_from_end_to_end(experiment, optimizer, tmp_path):
+    plan = make_plan(experiment, optimizer)
+    (rate,) = search_rates(plan.experiment.rates.get(optimizer, OPTIMIZERS[optimizer].rates), 1)
+    plan = replace(plan, learning_rate=rate)
+    (result,) = make_runner(tmp_path).run([plan])
+    log = read_log(run_folder(tmp_path, plan).path)
+    assert [line["step"] for line in log] == list(range(1, plan.experiment.steps + 1))
+    assert result["status"] == "done"
+    assert result["evaluation"] == log[-1]["evaluation"]
+    losses = [line["loss"] for line in log]
+    assert np.mean(losses[-3:]) < losses[0]
+
+
+# Each solver with the default norm, each norm with the default solver, and one pair.
+EVERY = [name for name in OPTIMIZERS if name.count(":") < 2 and name != "kfac"]
+
+
+@pytest.mark.parametrize("optimizer", [*EVERY, "lnb:cg:network"])
+def test_every_optimizer_learns(optimizer, tmp_path):
+    plan = make_plan("mnist", optimizer)
+    (rate,) = search_rates(OPTIMIZERS[optimizer].rates, 1)
+    make_runner(tmp_path).run([replace(plan, learning_rate=rate)])
+    losses = [line["loss"] for line in read_log(next(tmp_path.rglob("log.jsonl")).parent)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "lnb_experiments", *args]
+
+
+def test_killed_run_goes_on_to_the_same_curve(tmp_path):
+    """With dropout, crops and flips: everything random is a function of the seed and the step."""
+    args = "run vit --preset tiny --data synthetic --optimizer lnb --steps 60".split()
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    often = ["--checkpoint-seconds", "0.2"]
+    subprocess.run(command(*args, "--out", str(whole)), check=True, capture_output=True)
+    process = subprocess.Popen(
+        command(*args, *often, "--out", str(killed)), stdout=subprocess.DEVNULL
+    )
+    wait_for(lambda: any(killed.rglob("checkpoints/[1-9]*/_CHECKPOINT_METADATA")), process)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    folder = next(killed.rglob("config.json")).parent
+    assert not (folder / "result.json").exists()
+    before = len((folder / "log.jsonl").read_text().splitlines())
+    assert 0 < before < 60
+    subprocess.run(
+        command(*args, *often, "--out", str(killed), "--resume"), check=True, capture_output=True
+    )
+    assert len(curve(folder)) == 60
+    assert curve(folder) == curve(next(whole.rglob("config.json")).parent)
+
+
+def wait_for(condition, process, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_log_that_was_cut_off_within_a_line(tmp_path):
+    plan = make_plan()
+    make_runner(tmp_path).run([plan])
+    folder = run_folder(tmp_path, plan)
+    lines = read_log(folder.path)
+    text = (folder.path / "log.jsonl").read_text()
+    (folder.path / "log.jsonl").write_text(text[:-20])
+    assert folder.rewind(10**9) == lines[:-1]
+    assert folder.rewind(2) == lines[:2] == read_log(folder.path)
+
+
+def test_run_that_is_there_already(tmp_path):
+    plan = make_plan(steps=2)
+    first = make_runner(tmp_path).run([plan])
+    with pytest.raises(RunError, match="--resume"):
+        make_runner(tmp_path).run([plan])
+    assert make_runner(tmp_path, resume=True).run([plan]) == first
+    with pytest.raises(RunError, match=r"sizes: .*'steps': 2.* there, .*'steps': 3.* now"):
+        make_runner(tmp_path, resume=True).run([make_plan(steps=3)])
+
+
+def test_diverged_run_stops(tmp_path):
+    plan = replace(make_plan(optimizer="sgd", steps=50), learning_rate=float("inf"))
+    (result,) = make_runner(tmp_path).run([plan])
+    assert result["status"] == "diverged"
+    assert result["step"] < 50
+    assert not diverged([1.0, *[float("nan")] * 9])
+    assert diverged([1.0, *[float("nan")] * 10])
+
+
+def test_sweep_gives_equal_trials_and_fresh_seeds(tmp_path):
+    runner = make_runner(tmp_path)
+    for optimizer in ("adam", "sgd"):
+        sweep(runner, make_plan(optimizer=optimizer, steps=5), count=3, seeds=2)
+    configs = [json.loads(file.read_text()) for file in tmp_path.rglob("config.json")]
+    for optimizer in ("adam", "sgd"):
+        mine = [config for config in configs if config["optimizer"] == optimizer]
+        tried = [config for config in mine if config["role"] == "trial"]
+        final = [config for config in mine if config["role"] == "final"]
+        assert len({config["learning_rate"] for config in tried}) == len(tried) == 3
+        assert {config["evaluated_on"] for config in tried} == {"held-out"}
+        assert {config["evaluated_on"] for config in final} == {"test"}
+        assert {config["seed"] for config in tried}.isdisjoint({c["seed"] for c in final})
+        assert len(final) == 2
+        assert {config["learning_rate"] for config in final} == {winner(tmp_path, optimizer)}
+        assert tried[0]["examples"][0] < final[0]["examples"][0]
+
+
+def winner(out: Path, optimizer: str) -> float:
+    """The best rate by held-out accuracy, from the files alone."""
+    results = {}
+    for file in out.rglob(f"trial/{optimizer}/*/result.json"):
+        config = json.loads((file.parent / "config.json").read_text())
+        results[config["learning_rate"]] = json.loads(file.read_text())["evaluation"]["accuracy"]
+    return max(sorted(results), key=results.__getitem__)
+
+
+def test_trials_of_a_space_with_schedules():
+    plan = make_plan("matrix-factorization")
+    rates = {(p.learning_rate, p.decay) for p in trials(plan, 6)}
+    assert len(rates) == 6
+    with pytest.raises(RunError, match="multiple"):
+        trials(plan, 5)
+
+
+def test_the_best_is_not_one_that_diverged():
+    plans = [make_plan(), replace(make_plan(), learning_rate=1.0)]
+    results = [
+        {"status": "done", "evaluation": {"accuracy": 0.1}},
+        {"status": "diverged", "evaluation": {"accuracy": 0.9}},
+    ]
+    assert best(plans, results) is plans[0]
+
+
+def test_search_rates():
+    assert search_rates((1e-4, 1e-2), 5) == [1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2]
+    assert search_rates((1e-4, 1e-2), 1) == [1e-3]
+
+
+# The command line
+
+
+def lnb(*args: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(command(*args), capture_output=True, text=True, **options)
+
+
+def test_list_names_everything():
+    output = lnb("list", env={**os.environ, "COLUMNS": "200"})
+    assert output.returncode == 0, output.stderr
+    names = [name for name in OPTIMIZERS if ":" not in name]
+    for name in (*EXPERIMENTS, *names, *SOLVERS, *NORMS, "laptop", "paper"):
+        assert name in output.stdout
+
+
+def test_run_and_report(tmp_path):
+    args = "run mnist --inverted --preset tiny --data synthetic --steps 4".split()
+    args += "--optimizer adam sgd --seeds 2 --learning-rate 0.01 --out".split()
+    assert lnb(*args, str(tmp_path)).returncode == 0
+    assert len(list(tmp_path.glob("mnist-inverted/run/*/*/result.json"))) == 4
+    output = lnb("report", str(tmp_path))
+    assert output.returncode == 0, output.stderr
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("run mnist --data-dir nowhere", "nowhere"),
+        ("run vit --inverted --data synthetic", "--inverted is an option of mnist, not of vit"),
+        ("run mnist --steps 0 --data synthetic", "--steps"),
+        ("run mnist --preset tiny --batch-size 100000 --data synthetic", "100,000"),
+        ("run nothing", "matrix-factorization"),
+        ("report nowhere", "nowhere"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line(args, message, tmp_path):
+    output = lnb(*args.split(), cwd=tmp_path)
+    assert output.returncode != 0
+    assert message in output.stderr + output.stdout
+    assert "Traceback" not in output.stderr
+
+
+def test_without_the_extra(tmp_path):
+    """A folder in front of the path hides tyro as if it were not installed."""
+    code = (
+        "import sys; sys.modules['tyro'] = None\nfrom lnb_experiments.__main__ import main; main()"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert output.returncode == 1
+    assert "tyro" in output.stderr
+    assert "pip install 'lnb[experiments]'" in output.stderr
