@@ -24,8 +24,8 @@ class Optimizer:
     Attributes:
       summary: one line for `lnb list`.
       make: makes its method for a problem.
-      rates: the lowest and the highest learning rate of its search space, two decades for all. A
-        run that names no learning rate has the one in the middle.
+      rates: the lowest and the highest learning rate of its search space: two decades for all but
+        Levenberg-Marquardt, whose step has a length of its own. A run that names no learning rate has the one in the middle.
     """
 
     summary: str
@@ -145,7 +145,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         (0.03, 3.0),
     ),
     "levenberg-marquardt": Optimizer(
-        "damped Gauss-Newton steps, for small problems", related.levenberg_marquardt, (0.01, 1.0)
+        "damped Gauss-Newton steps, for small problems", related.levenberg_marquardt, (0.3, 1.0)
     ),
     "kfac": Optimizer(
         "K-FAC by kfac-jax, where it works with the installed jax", related.kfac, (1e-3, 1e-1)

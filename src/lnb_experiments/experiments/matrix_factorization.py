@@ -53,7 +53,7 @@ class MatrixFactorization(Experiment):
     tolerance = 1e-12
     # Of a sum over all columns, with weights and outputs far from one.
     rates: ClassVar = {
-        "sgd": (3e-10, 3e-8),
+        "sgd": (1e-9, 1e-7),
         "adam": (1e-2, 1.0),
         **dict.fromkeys(("algorithm1", "algorithm2", "lnb"), (1.0, 100.0)),
     }
