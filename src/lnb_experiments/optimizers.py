@@ -25,7 +25,8 @@ class Optimizer:
       summary: one line for `lnb list`.
       make: makes its method for a problem.
       rates: the lowest and the highest learning rate of its search space: two decades for all but
-        Levenberg-Marquardt, whose step has a length of its own. A run that names no learning rate has the one in the middle.
+        Levenberg-Marquardt, whose step has a length of its own. A run that names no learning rate
+        has the one in the middle.
     """
 
     summary: str
@@ -42,7 +43,11 @@ def search_rates(rates: tuple[float, float], count: int) -> list[float]:
     """Learning rates evenly spaced on a logarithmic scale, to two digits; one is the middle."""
     low, high = np.log10(rates)
     points = np.linspace(low, high, count) if count > 1 else [(low + high) / 2]
-    return [float(f"{10**point:.1e}") for point in points]
+    return [two_digits(10**point) for point in points]
+
+
+def two_digits(rate: float) -> float:
+    return float(f"{rate:.1e}")
 
 
 def from_gradients(make: Callable[[Any], optax.GradientTransformation]) -> MakeMethod:

@@ -6,24 +6,38 @@ from dataclasses import replace
 from typing import Any
 
 from .folder import RunError
-from .optimizers import rate_range, search_rates
+from .optimizers import rate_range, search_rates, two_digits
 from .runner import Runner
 from .training import Plan
 
 TRIAL_SEED = 0  # final runs have the seeds that follow
 
 
-def trials(plan: Plan, count: int) -> list[Plan]:
-    """The plan at every point of its optimizer's search space: learning rates times decays."""
+def coarse(plan: Plan, count: int) -> list[Plan]:
+    """The plan at learning rates over its optimizer's range, times the experiment's decays."""
     decays = plan.experiment.decays
-    if count % len(decays):
+    if count < 2 * len(decays):
         raise RunError(
-            f"{plan.experiment.name} tries every learning rate with {len(decays)} schedules: "
-            f"--trials {count} should be a multiple of that."
+            f"{plan.experiment.name} tries every learning rate with {len(decays)} decay(s) of it: "
+            f"{count} coarse trials (three quarters of --trials) are too few."
         )
     rates = search_rates(rate_range(plan.experiment, plan.optimizer), count // len(decays))
     trial = replace(plan, role="trial", seed=TRIAL_SEED)
     return [replace(trial, learning_rate=r, decay=d) for d in decays for r in rates]
+
+
+def refined(plans: list[Plan], results: list[dict[str, Any]]) -> Plan:
+    """The best so far, halfway to the better of its neighbours, or at the edge half as far out."""
+    winner = best(plans, results)
+    pairs = zip(plans, results, strict=True)
+    alike = {p.learning_rate: (p, r) for p, r in pairs if p.decay == winner.decay}
+    rates = sorted(alike)
+    at = rates.index(winner.learning_rate)
+    around = [rates[i] for i in (at - 1, at + 1) if 0 <= i < len(rates)]
+    neighbour = best(*zip(*(alike[rate] for rate in around), strict=True)).learning_rate
+    inside = len(around) == 2
+    rate = winner.learning_rate * (neighbour / winner.learning_rate) ** (0.5 if inside else -0.5)
+    return replace(winner, learning_rate=two_digits(rate))
 
 
 def best(plans: Iterable[Plan], results: Iterable[dict[str, Any]]) -> Plan:
@@ -40,8 +54,15 @@ def best(plans: Iterable[Plan], results: Iterable[dict[str, Any]]) -> Plan:
 
 
 def sweep(runner: Runner, plan: Plan, count: int, seeds: int) -> None:
-    """All trials of one optimizer, then its winner on fresh seeds."""
-    plans = trials(plan, count)
-    winner = best(plans, runner.run(plans))
+    """All trials of one optimizer, then its winner on fresh seeds.
+
+    Three trials of four are spread over the range of learning rates, the rest close in on the best.
+    """
+    plans = coarse(plan, count - count // 4)
+    results = runner.run(plans)
+    while len(plans) < count:
+        plans.append(refined(plans, results))
+        results += runner.run(plans[-1:])
     finals = range(TRIAL_SEED + 1, TRIAL_SEED + 1 + seeds)
+    winner = best(plans, results)
     runner.run(replace(winner, role="final", seed=seed) for seed in finals)

@@ -19,7 +19,7 @@ from lnb_experiments.experiments import EXPERIMENTS
 from lnb_experiments.folder import RunError, diverged
 from lnb_experiments.optimizers import NORMS, OPTIMIZERS, SOLVERS, search_rates
 from lnb_experiments.runner import Runner, run_folder
-from lnb_experiments.sweep import best, sweep, trials
+from lnb_experiments.sweep import best, coarse, refined, sweep
 from lnb_experiments.training import Plan
 
 
@@ -144,13 +144,13 @@ def test_diverged_run_stops(tmp_path):
 def test_sweep_gives_equal_trials_and_fresh_seeds(tmp_path):
     runner = make_runner(tmp_path)
     for optimizer in ("adam", "sgd"):
-        sweep(runner, make_plan(optimizer=optimizer, steps=5), count=3, seeds=2)
+        sweep(runner, make_plan(optimizer=optimizer, steps=5), count=4, seeds=2)
     configs = [json.loads(file.read_text()) for file in tmp_path.rglob("config.json")]
     for optimizer in ("adam", "sgd"):
         mine = [config for config in configs if config["optimizer"] == optimizer]
         tried = [config for config in mine if config["role"] == "trial"]
         final = [config for config in mine if config["role"] == "final"]
-        assert len({config["learning_rate"] for config in tried}) == len(tried) == 3
+        assert len({config["learning_rate"] for config in tried}) == len(tried) == 4
         assert {config["evaluated_on"] for config in tried} == {"held-out"}
         assert {config["evaluated_on"] for config in final} == {"test"}
         assert {config["seed"] for config in tried}.isdisjoint({c["seed"] for c in final})
@@ -168,12 +168,26 @@ def winner(out: Path, optimizer: str) -> float:
     return max(sorted(results), key=results.__getitem__)
 
 
-def test_trials_of_a_space_with_schedules():
+def test_coarse_trials_of_a_space_with_decays():
     plan = make_plan("matrix-factorization")
-    rates = {(p.learning_rate, p.decay) for p in trials(plan, 6)}
-    assert len(rates) == 6
-    with pytest.raises(RunError, match="multiple"):
-        trials(plan, 5)
+    assert len({(p.learning_rate, p.decay) for p in coarse(plan, 6)}) == 6
+    with pytest.raises(RunError, match="too few"):
+        coarse(plan, 3)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rate"),
+    [
+        ([0.5, 0.9, 0.6], 0.032),  # to the better side
+        ([0.6, 0.9, 0.5], 0.0032),
+        ([0.5, 0.6, 0.9], 0.32),  # beyond the range
+        ([0.9, 0.6, 0.5], 0.00032),
+    ],
+)
+def test_refined_trial(accuracies, rate):
+    plans = [replace(make_plan(), learning_rate=rate) for rate in (0.001, 0.01, 0.1)]
+    results = [{"status": "done", "evaluation": {"accuracy": a}} for a in accuracies]
+    assert refined(plans, results).learning_rate == rate
 
 
 def test_the_best_is_not_one_that_diverged():
