@@ -14,6 +14,7 @@ from jax import Array, lax
 from . import _axes
 from ._claims import Claim
 from ._values import Site
+from ._windows import Windows, cheaper_windows
 
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -48,13 +49,11 @@ class Arrangement:
         """The sums of x x^T [blocks, inputs, inputs] and x [blocks, inputs], of one turn."""
         if self.kind == "lookup":
             return {"second": self._occurrences(*xs)}
-        x = self._spread(*xs)
-        dtype = accumulator(x.dtype)
+        windows = self._windows(xs[0]) if self.kind == "conv" else None
+        second, first = self._sums(*xs) if windows is None else self._window_sums(windows, xs[0])
         g, d = self._size(self.blocks), self._size(self.inputs)
-        first = jnp.sum(x, axis=self.positions, dtype=dtype)
-        first = first.transpose(_ranks([*self.blocks, *self.inputs]))
         return {
-            "second": self._second(x, dtype).reshape(g, d, d) * self.scale**2,
+            "second": second.reshape(g, d, d) * self.scale**2,
             "first": first.reshape(g, d) * self.scale,
         }
 
@@ -109,6 +108,25 @@ class Arrangement:
                 product = step(product, {})
             product = jnp.broadcast_to(product, shape) * jnp.broadcast_to(x, shape)
         return product
+
+    def _sums(self, *xs: Array) -> tuple[Array, Array]:
+        x = self._spread(*xs)
+        dtype = accumulator(x.dtype)
+        first = jnp.sum(x, axis=self.positions, dtype=dtype)
+        return self._second(x, dtype), first.transpose(_ranks([*self.blocks, *self.inputs]))
+
+    def _windows(self, x: Array) -> Windows | None:
+        """Of a convolution without groups, where they are cheaper than patches."""
+        windows = cheaper_windows(x.shape, dict(self.options))
+        whole = windows and windows.channels * windows.taps == self._size(self.inputs)
+        return windows if whole else None
+
+    def _window_sums(self, windows: Windows, x: Array) -> tuple[Array, Array]:
+        dtype = accumulator(x.dtype)
+        sizes, ranks = [self.sizes[i] for i in sorted(self.inputs)], _ranks(self.inputs)
+        second = windows.second(x, dtype).reshape(*sizes, *sizes)
+        first = windows.first(x, dtype).reshape(sizes).transpose(ranks)
+        return second.transpose(*ranks, *(len(ranks) + i for i in ranks)), first
 
     def _second(self, x: Array, dtype: Any) -> Array:
         if not self.inputs:
