@@ -74,3 +74,10 @@ def uncorrelated(n: int, d: int, centred: bool, seed: int = 0) -> np.ndarray:
     x = rng.normal(size=(n, d))
     x = np.linalg.qr(x - x.mean(0) if centred else x)[0] * rng.uniform(1, 9, size=d)
     return x + rng.normal(size=d) if centred else x
+
+
+def polar(matrix: Array) -> Array:
+    """Sets the singular values of [..., d, o] matrices to 1, and leaves 0 at 0."""
+    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
+    cutoff = jnp.finfo(matrix.dtype).eps * max(matrix.shape[-2:]) * values[..., :1]
+    return (left * (values > cutoff)[..., None, :].astype(matrix.dtype)) @ right

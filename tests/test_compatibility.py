@@ -446,6 +446,20 @@ def assert_learns(step: Callable, *state, steps: int = 20):
     assert losses[-1] < 0.5 * losses[0]
 
 
+def assert_tree_learns(loss_fn: Callable, params):
+    """With parameters that are a plain pytree."""
+    neurons = lnb.find_neurons(loss_fn, params, *make_data())
+    optimizer = lnb.lnb(RATE, neurons)
+
+    @jax.jit
+    def step(params, state, x, y):
+        loss, gradients, features = lnb.backprop(loss_fn, neurons)(params, x, y)
+        updates, state = optimizer.update(gradients, state, params, features=features)
+        return optax.apply_updates(params, updates), state, loss
+
+    assert_learns(step, params, optimizer.init(params))
+
+
 def squared_error(outputs, y):
     return 0.5 * jnp.mean(jnp.sum((outputs - y) ** 2, axis=1))
 
@@ -488,16 +502,7 @@ def test_nnx_split():
     def loss_fn(params, x, y):
         return squared_error(nnx.merge(graph, params, rest)(x), y)
 
-    neurons = lnb.find_neurons(loss_fn, params, *make_data())
-    optimizer = lnb.lnb(RATE, neurons)
-
-    @jax.jit
-    def step(params, state, x, y):
-        loss, gradients, features = lnb.backprop(loss_fn, neurons)(params, x, y)
-        updates, state = optimizer.update(gradients, state, params, features=features)
-        return optax.apply_updates(params, updates), state, loss
-
-    assert_learns(step, params, optimizer.init(params))
+    assert_tree_learns(loss_fn, params)
 
 
 def test_nnx_optimizer():
@@ -564,13 +569,4 @@ def test_haiku():
     def loss_fn(params, x, y):
         return squared_error(transformed.apply(params, x), y)
 
-    neurons = lnb.find_neurons(loss_fn, params, *make_data())
-    optimizer = lnb.lnb(RATE, neurons)
-
-    @jax.jit
-    def step(params, state, x, y):
-        loss, gradients, features = lnb.backprop(loss_fn, neurons)(params, x, y)
-        updates, state = optimizer.update(gradients, state, params, features=features)
-        return optax.apply_updates(params, updates), state, loss
-
-    assert_learns(step, params, optimizer.init(params))
+    assert_tree_learns(loss_fn, params)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from explicit import polar
 from jax import Array, lax
 
 import lnb
-from lnb._norms import NORMS, Norm, orthogonal, polar
+from lnb._norms import NORMS, Norm, orthogonal
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from explicit import explicit_metric, gram_of, make_neuron, matrix, theta_of
+from explicit import explicit_metric, gram_of, make_neuron, matrix, polar, theta_of
 
 from lnb._damping import Damping
 from lnb._metric import Theta
-from lnb._norms import NORMS, Boosted, Norm, newton_schulz, orthogonal, polar
+from lnb._norms import NORMS, Boosted, Norm, newton_schulz, orthogonal
 from lnb._solvers import Cholesky
 
 pytestmark = pytest.mark.usefixtures("x64")

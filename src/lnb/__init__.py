@@ -1,5 +1,7 @@
 """Linear Neuron Boosting: neural networks trained in the space of their neurons' functions."""
 
+from ._algorithms import algorithm1 as algorithm1
+from ._algorithms import algorithm2 as algorithm2
 from ._backprop import backprop as backprop
 from ._backprop import features as features
 from ._diagnostics import diagnostics as diagnostics
@@ -7,8 +9,6 @@ from ._neurons import Neuron as Neuron
 from ._neurons import Neurons as Neurons
 from ._neurons import find_neurons as find_neurons
 from ._neurons import metric_product as metric_product
-from ._optimizer import algorithm1 as algorithm1
-from ._optimizer import algorithm2 as algorithm2
 from ._optimizer import lnb as lnb
 from ._optimizer import scale_by_lnb as scale_by_lnb
 from ._solvers import CG as CG

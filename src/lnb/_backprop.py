@@ -49,7 +49,7 @@ def backprop(
         program = _Program(loss_fn, neurons, params, args, kwargs, has_aux)
         value_and_grad = jax.value_and_grad(program.value, has_aux=True)
         (_, (outs, payloads)), grads = value_and_grad(program.trace.parameters)
-        value, aux = program.trace.shape_of_output(outs)
+        value, aux = program.trace.output_tree(outs)
         features_ = program.features(payloads)
         return (value, aux) if has_aux else value, program.trace.gradient_tree(grads), features_
 

@@ -99,13 +99,6 @@ def newton_schulz(matrix: Array, steps: int = 5) -> Array:
     return matrix
 
 
-def polar(matrix: Array) -> Array:
-    """Sets the singular values of [..., d, o] matrices to 1, and leaves 0 at 0."""
-    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
-    cutoff = jnp.finfo(matrix.dtype).eps * max(matrix.shape[-2:]) * values[..., :1]
-    return _matmul(left * (values > cutoff)[..., None, :].astype(matrix.dtype), right)
-
-
 def orthogonal(
     part: Boosted,
     norm: Array,

@@ -36,7 +36,7 @@ class Trace:
     names: list[str]
     parameters: list[Any]
     data: list[Any]
-    shape_of_output: Callable[[Sequence[Any]], tuple[Any, Any]]
+    output_tree: Callable[[Sequence[Any]], tuple[Any, Any]]
     gradient_tree: Callable[[Sequence[Any]], Any]
 
     @property
