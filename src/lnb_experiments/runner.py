@@ -1,7 +1,7 @@
 """Runs plans one after the other, with what they share loaded and compiled once."""
 
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Runner:
     def __init__(self, out: Path, resume: bool, checkpoint_seconds: float, console: Console):
         self.out, self.resume, self.console = out, resume, console
         self.checkpoint_seconds = checkpoint_seconds
-        self._data = lru_cache(maxsize=2)(_load)
+        self._data = lru_cache(maxsize=2)(self._load)
         self._programs = lru_cache(maxsize=1)(self._compile)
 
     def run(self, plans: Iterable[Plan]) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ class Runner:
 
         result = train(
             plan,
-            self._programs(plan.experiment, plan.optimizer, plan.source),
+            partial(self._programs, plan.experiment, plan.optimizer, plan.source),
             self._data(plan.experiment, plan.source, plan.role == "trial"),
             run_folder(self.out, plan),
             resume=self.resume,
@@ -70,16 +70,17 @@ class Runner:
         progress.update(task, completed=result["step"], status=_describe(plan, result))
         return result
 
+    def _load(self, experiment: Experiment, source: Source, trial: bool) -> Data:
+        data = experiment.load(source)
+        if data.note:
+            self.console.print(f"{experiment.name}: {data.note}")
+        return experiment.hold_out(data) if trial else data
+
     def _compile(self, experiment: Experiment, optimizer: str, source: Source) -> Programs:
         data = self._data(experiment, source, False)
         return compile_programs(
             experiment, optimizer, data.train.take(slice(experiment.batch_size))
         )
-
-
-def _load(experiment: Experiment, source: Source, trial: bool) -> Data:
-    data = experiment.load(source)
-    return experiment.hold_out(data) if trial else data
 
 
 def _describe(plan: Plan, result: dict[str, Any]) -> str:

@@ -123,7 +123,7 @@ def evaluate(
 
 def train(
     plan: Plan,
-    programs: Programs,
+    make_programs: Callable[[], Programs],
     data: Data,
     folder: RunFolder,
     *,
@@ -134,13 +134,14 @@ def train(
     """Trains to the end, from the last checkpoint if there is one; returns the result.
 
     Batches, random keys and learning rates are functions of the seed and the number of the step, so
-    that a run that was killed goes on to the same curve.
+    that a run that was killed goes on to the same curve. Nothing is compiled for one that is done.
     """
     experiment, seed = plan.experiment, np.int32(plan.seed)
     batches = Batches(data.train, experiment.batch_size, plan.seed, experiment.augment)
     folder.open(plan.config(data, batches.per_epoch), resume)
     if folder.result:
         return folder.result
+    programs = make_programs()
     with Checkpoints(folder.checkpoints) as checkpoints:
         state, first = programs.init(seed), checkpoints.latest() or 0
         if first:
