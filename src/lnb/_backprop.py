@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,14 @@ from ._neurons import Neuron, Neurons, claim
 Payloads = dict[int, dict[str, Any]]
 
 
+class Due(NamedTuple):
+    """Of which neurons a solver wants features at the next step; part of an optimizer's state."""
+
+    flags: dict[str, jax.Array]
+
+
 def backprop(
-    loss_fn: Callable[..., Any], neurons: Neurons, has_aux: bool = False
+    loss_fn: Callable[..., Any], neurons: Neurons, has_aux: bool = False, opt_state: Any = None
 ) -> Callable[..., tuple[Any, Any, dict[str, Features]]]:
     """Like `jax.value_and_grad`, with the features of every neuron as a third result.
 
@@ -39,6 +45,8 @@ def backprop(
       loss_fn: the loss that `neurons` were found in.
       neurons: the `Neurons`.
       has_aux: whether `loss_fn` returns (value, auxiliary output).
+      opt_state: the state of the optimizer that the features are for. Given that, grams are only
+        computed for the neurons whose turn it is; the others' are empty, and count nothing.
 
     Returns:
       A function of the loss's arguments that returns `(value, grads, features)`, or
@@ -47,6 +55,8 @@ def backprop(
 
     def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, Features]]:
         program = _Program(loss_fn, neurons, params, args, kwargs, has_aux)
+        if opt_state is not None:
+            program.take_turns(_due(opt_state))
         value_and_grad = jax.value_and_grad(program.value, has_aux=True)
         (_, (outs, payloads)), grads = value_and_grad(program.trace.parameters)
         value, aux = program.trace.output_tree(outs)
@@ -106,6 +116,16 @@ class _Program:
             [plan for plans in self.plans.values() for plan in plans], self.lineage.origins
         )
 
+    def take_turns(self, due: dict[str, jax.Array]) -> None:
+        """Leaves out the moments of neurons that are not due."""
+        flags = {
+            plan.index: due[name]
+            for name, plans in self.plans.items()
+            for plan in plans
+            if name in due
+        }
+        self.emitter = self.emitter.taking_turns(flags)
+
     def value(
         self, parameters: Sequence[Any], taps: dict[int, jax.Array] | None = None
     ) -> tuple[Any, tuple[list[Any], Payloads]]:
@@ -120,6 +140,17 @@ class _Program:
             neuron.name: _assemble(neuron, c, self.plans[neuron.name], payloads)
             for neuron, c in self.pairs
         }
+
+
+def _due(opt_state: Any) -> dict[str, jax.Array]:
+    is_due = lambda node: isinstance(node, Due)
+    nodes = [node for node in jax.tree.leaves(opt_state, is_leaf=is_due) if is_due(node)]
+    if not nodes:
+        raise ValueError(
+            "opt_state is no state of an optimizer with lnb.scale_by_lnb in it. Pass the one that "
+            "goes into its update: lnb.backprop(loss_fn, neurons, opt_state=opt_state)."
+        )
+    return {name: flag for node in nodes for name, flag in node.flags.items()}
 
 
 def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tuple[Neuron, Claim]]:

@@ -61,6 +61,7 @@ class Neuron:
     layout: Layout = dataclasses.field(repr=False)
     bias_layout: Layout | None = dataclasses.field(repr=False)
     has_gram: bool = dataclasses.field(repr=False)
+    turn: int = dataclasses.field(default=0, repr=False)  # the same where fed by the same arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,10 @@ def find_neurons(
         raise ValueError(f"metric must be one of {METRICS}, not {metric!r}.")
     trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
     _, claims, unclaimed = claim(trace, exclude)
-    neurons = tuple(_neuron(c, trace, metric) for c in claims)
+    turns: dict[Any, int] = {}
+    neurons = tuple(
+        _neuron(c, trace, metric, turns.setdefault(_sources(c), len(turns))) for c in claims
+    )
     return Neurons(
         neurons,
         tuple((trace.names[i], reason) for i, reason in sorted(unclaimed.items())),
@@ -176,7 +180,13 @@ def _is_excluded(exclude: Exclude, name: str) -> bool:
     return bool(re.search(exclude, name)) if isinstance(exclude, str) else bool(exclude(name))
 
 
-def _neuron(c: Claim, trace: Trace, metric: str) -> Neuron:
+def _sources(c: Claim) -> Any:
+    """The arrays that feed a neuron; one without sites is on its own."""
+    sites = c.feeding
+    return frozenset(tuple(id(x) for x in site.features) for site in sites) if sites else id(c)
+
+
+def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
     return Neuron(
         name=trace.names[c.weight] + c.suffix,
         weight=trace.names[c.weight],
@@ -190,6 +200,7 @@ def _neuron(c: Claim, trace: Trace, metric: str) -> Neuron:
         layout=c.layout,
         bias_layout=c.bias_layout,
         has_gram=c.has_gram,
+        turn=turn,
     )
 
 

@@ -10,6 +10,7 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
+from ._backprop import Due
 from ._damping import Damping
 from ._guard import at_least_float32, guard
 from ._metric import Theta, moments
@@ -28,6 +29,7 @@ class ScaleByLNBState(NamedTuple):
       norm: sqrt(z) of the last step.
       capped: whether `min_norm` made the last step shorter.
       neuron_norms: the norm of each neuron's own direction in the last step, by name.
+      due: whether the solver has a use for a neuron's features in the next step.
     """
 
     count: Array
@@ -35,6 +37,7 @@ class ScaleByLNBState(NamedTuple):
     norm: Array
     capped: Array
     neuron_norms: dict[str, Array]
+    due: Due
 
 
 def scale_by_lnb(
@@ -80,20 +83,26 @@ def scale_by_lnb(
     named = {neuron.name: neuron for neuron in neurons}
     damping_ = Damping(damping, relative_damping)
 
+    def due(states: dict[str, Any]) -> Due:
+        return Due({name: solver.due(named[name], state) for name, state in states.items()})
+
     def init_fn(params: Any) -> ScaleByLNBState:
         thetas, _ = split(neurons, params)
         zero = jnp.zeros((), jnp.result_type(float))
+        solver_state = {name: solver.init(named[name], theta) for name, theta in thetas.items()}
         state = ScaleByLNBState(
             count=jnp.zeros((), jnp.int32),
-            solver={name: solver.init(named[name], theta) for name, theta in thetas.items()},
+            solver=solver_state,
             norm=zero,
             capped=jnp.zeros((), bool),
             neuron_norms=dict.fromkeys(thetas, zero),
+            due=due(solver_state),
         )
         return jax.tree.map(jnp.copy, state)  # a buffer each, so that they can be donated
 
     def boost(neuron: Neuron, features: Any, gradient: Theta, state: Any) -> tuple[Boosted, Any]:
-        state = solver.update(neuron, features, state, damping_)
+        if features is not None:
+            state = solver.update(neuron, features, state, damping_)
         direction, state = solver.direction(neuron, features, gradient, state, damping_)
         factor = solver.factor(neuron, state)
         return Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor), state
@@ -101,11 +110,12 @@ def scale_by_lnb(
     def update_fn(updates, state, params=None, *, features=None, **extra_args):
         del params, extra_args
         gradients, rest = split(neurons, at_least_float32(updates))
-        features = _checked(features, named, gradients)
+        if features is not None or not all(solver.remembers(named[name]) for name in gradients):
+            features = _checked(features, named, gradients)
         boosted, solver_state = {}, {}
         for name, gradient in gradients.items():
             boosted[name], solver_state[name] = boost(
-                named[name], features[name], gradient, state.solver[name]
+                named[name], features and features[name], gradient, state.solver[name]
             )
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
         step = NORMS[norm](parts, min_norm)
@@ -115,6 +125,7 @@ def scale_by_lnb(
             norm=step.norm,
             capped=step.capped,
             neuron_norms=dict(zip(boosted, step.norms, strict=False)),
+            due=due(solver_state),
         )
         directions = iter(step.directions)
         thetas = {name: next(directions) for name in boosted}

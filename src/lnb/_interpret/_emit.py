@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class Emitter:
         self.moments: dict[Scope, list[Plan]] = {}
         self.residuals: dict[Scope, list[tuple[Plan, int, Any]]] = {}
         self.taps: dict[Scope, dict[Any, Array]] = {}
+        self.due: Mapping[int, Array] = {}
         self.plans = {plan.index: plan for plan in plans}
         for plan in plans:
             if plan.moments is not None:
@@ -82,6 +84,12 @@ class Emitter:
         for index, tap in taps.items():
             site = self.plans[index].site
             other.taps.setdefault(site.scope, {})[site.output] = tap
+        return other
+
+    def taking_turns(self, due: Mapping[int, Array]) -> Emitter:
+        """The same, with moments computed only where it is due, by the plans' indices."""
+        other = copy.copy(self)
+        other.due = due
         return other
 
     def _live(self, scope: Scope) -> bool:
@@ -114,13 +122,29 @@ class Emitter:
             env.update(zip(eqn.outvars, outs, strict=True))
             for var in taps.keys() & set(eqn.outvars) if taps else ():
                 env[var] = env[var] + taps[var]
-        for plan in self.moments.get(scope, ()):
-            assert plan.moments is not None
-            features = [lax.stop_gradient(read(atom)) for atom in plan.site.features]
-            _update(payloads, {plan.index: plan.moments.moments(*features)})
+        for plans in _fed_alike(self.moments.get(scope, ())):
+            features = [lax.stop_gradient(read(atom)) for atom in plans[0].site.features]
+            payload = self.emit(scope, plans, features)
+            _update(payloads, {plan.index: dict(payload) for plan in plans})
         for plan, slot, var in self.residuals.get(scope, ()):
             _update(payloads, {plan.index: {f"{slot}": lax.stop_gradient(read(var))}})
         return [read(atom) for atom in jaxpr.outvars], payloads
+
+    def emit(self, scope: Scope, plans: Sequence[Plan], features: Sequence[Array]) -> Payload:
+        """The moments of features that several plans share; nothing unless it is their turn."""
+        site, arrangement = plans[0].site, plans[0].moments
+        assert arrangement is not None
+        due = [self.due[plan.index] for plan in plans if plan.index in self.due]
+        if len(due) < len(plans) or scope.sharded:  # a shard_map closes over nothing
+            return arrangement.moments(*features)
+        shapes = jax.eval_shape(arrangement.moments, *features)
+        turn = functools.reduce(jnp.logical_or, due)
+        payload = lax.cond(
+            turn,
+            lambda: arrangement.moments(*features),
+            lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
+        )
+        return {**payload, "count": jnp.where(turn, jnp.float32(site.count(len(scope.loops))), 0)}
 
     def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
         name = eqn.primitive.name
@@ -222,6 +246,17 @@ class Emitter:
             check_vma=params["check_vma"],
             axis_names=set(names),
         )(*operands)
+
+
+def _fed_alike(plans: Sequence[Plan]) -> list[list[Plan]]:
+    """Plans of the same arrays in the same arrangement, together: their moments are the same."""
+    groups: dict[Any, list[Plan]] = {}
+    for plan in plans:
+        assert plan.moments is not None
+        atoms = tuple(id(atom) for atom in plan.site.features)
+        plain = plan.moments.kind in {"dense", "conv"}
+        groups.setdefault((atoms, plan.moments) if plain else plan.index, []).append(plan)
+    return list(groups.values())
 
 
 CALLS = frozenset({"closed_call", "core_call"})

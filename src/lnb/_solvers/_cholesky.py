@@ -56,7 +56,8 @@ class Cholesky(Solver):
     def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
         if not neuron.has_gram:
             return self.fallback.update(neuron, features, state, damping)
-        running = state.running.absorb(features, self.decay, self.every)
+        due = self.due(neuron, state)
+        running = state.running.absorb(features, self.decay, due)
 
         def factorize() -> Factor:
             root = _root(running.metric(neuron, damping))
@@ -64,8 +65,16 @@ class Cholesky(Solver):
 
         if self.every == 1:
             return CholeskyState(running, factorize())
-        due = state.running.count == 0
+        due &= ~running.missed
         return CholeskyState(running, lax.cond(due, factorize, lambda: state.factor))
+
+    def due(self, neuron: Neuron, state: Any) -> Array:
+        if not neuron.has_gram:
+            return self.fallback.due(neuron, state)
+        return state.running.due(neuron, self.every)
+
+    def remembers(self, neuron: Neuron) -> bool:
+        return neuron.has_gram or self.fallback.remembers(neuron)
 
     def direction(
         self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping

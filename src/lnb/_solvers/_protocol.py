@@ -2,6 +2,9 @@
 
 from typing import Any, Protocol
 
+import jax.numpy as jnp
+from jax import Array
+
 from .._damping import Damping
 from .._factor import Factor
 from .._metric import Theta
@@ -26,6 +29,16 @@ class Solver(Protocol):
         """Absorbs the features of this step's batch."""
         del neuron, features, damping
         return state
+
+    def due(self, neuron: Neuron, state: Any) -> Array:
+        """Whether the next `update` has a use for features; if not, they may be empty."""
+        del neuron, state
+        return jnp.asarray(True)
+
+    def remembers(self, neuron: Neuron) -> bool:
+        """Whether directions need no features, once there were some."""
+        del neuron
+        return False
 
     def direction(
         self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping

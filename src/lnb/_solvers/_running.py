@@ -16,11 +16,13 @@ class Running(NamedTuple):
     """Running means over positions.
 
     Attributes:
-      count: batches absorbed, modulo the number after which something is due: due where it is 0.
+      count: steps so far.
+      missed: whether something was due in the last step, and there were no features.
       average: of x, [g, d] or None without a bias, and of x x^T, [g, d, d] or its diagonal [g, d].
     """
 
     count: Array
+    missed: Array
     average: Average
 
     @classmethod
@@ -30,7 +32,7 @@ class Running(NamedTuple):
         diagonal = neuron.kind == "lookup" or inputs == 1
         second = first if diagonal else jnp.zeros((blocks, inputs, inputs), first.dtype)
         average = Average.empty((None if theta.bias is None else first, second))
-        return cls(jnp.zeros((), jnp.int32), average)
+        return cls(jnp.zeros((), jnp.int32), jnp.zeros((), bool), average)
 
     @property
     def first(self) -> Array | None:
@@ -40,14 +42,22 @@ class Running(NamedTuple):
     def second(self) -> Array:
         return self.average.value[1]
 
-    def absorb(self, features: Any, decay: float, every: int) -> "Running":
-        """With one more batch; unchanged by a batch without positions."""
+    def due(self, neuron: Neuron, every: int) -> Array:
+        """Whether the neuron has its turn: at every step at first, then more and more rarely.
+
+        Neurons take turns, so that no step does the work of all of them.
+        """
+        interval = jnp.clip(1 + self.count // every, 1, every)
+        return self.missed | ((self.count + neuron.turn) % interval == 0)
+
+    def absorb(self, features: Any, decay: float, due: Array) -> "Running":
+        """With one more batch; of a batch without positions only the step counts."""
         batch = gram(features)
         assert batch is not None
         second, first, n = jax.tree.map(lambda x: x.astype(self.second.dtype), batch)
         means = (None if self.first is None else first / n, second.reshape(self.second.shape) / n)
-        count = jnp.where(n > 0, (self.count + 1) % every, self.count)
-        return Running(count, self.average.absorb(means, decay, seen=n > 0))
+        average = self.average.absorb(means, decay, seen=n > 0)
+        return Running(self.count + 1, due & (n == 0), average)
 
     def metric(self, neuron: Neuron, damping: Damping) -> Array:
         r"""What is left of M without the bias, or its diagonal.

@@ -65,9 +65,10 @@ class Woodbury(Solver):
             return self._cholesky.update(neuron, features, state, damping)
         x, n = rows(features), count(features)
         assert x is not None
-        running = state.running.absorb(features, self.decay, self.every)
+        due = state.running.due(neuron, self.every)
+        running = state.running.absorb(features, self.decay, due)
         # Control flow may have left out some of the rows: then they are not the batch.
-        due = (state.running.count == 0) | (n != x.shape[1])
+        due |= n != x.shape[1]
         inverse = lax.cond(
             due,
             lambda: _invert(running.metric(neuron, damping)),
@@ -75,6 +76,14 @@ class Woodbury(Solver):
         )
         good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (n > 0)
         return WoodburyState(running, jnp.where(good, inverse, state.inverse))
+
+    def due(self, neuron: Neuron, state: Any) -> Array:
+        if not _holds_rows(neuron):
+            return self._cholesky.due(neuron, state)
+        return jnp.asarray(True)
+
+    def remembers(self, neuron: Neuron) -> bool:
+        return _holds_rows(neuron) or self._cholesky.remembers(neuron)
 
     def direction(
         self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping

@@ -1,0 +1,151 @@
+"""Neurons take turns: grams are computed, and factorised, only for those whose turn it is."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import lnb
+
+EVERY = 4
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+PARAMS = {
+    "query": normal(0, 6, 5),
+    "key": normal(1, 6, 5),
+    "blocks": 0.5 * normal(2, 3, 5, 5),
+    "head": normal(3, 5, 2),
+    "bias": jnp.zeros(2),
+}
+BATCH = normal(4, 64, 6), normal(5, 64, 2)
+
+
+def loss_fn(params, x, y):
+    """Two neurons fed by one array, a loop over rematerialised blocks, a head with a bias."""
+    h = jnp.tanh(x @ params["query"]) * jnp.tanh(x @ params["key"])
+    block = jax.checkpoint(lambda h, w: (h + jnp.tanh(h @ w), None))
+    h, _ = lax.scan(block, h, params["blocks"])
+    return jnp.mean((h @ params["head"] + params["bias"][None] - y) ** 2)
+
+
+NEURONS = lnb.find_neurons(loss_fn, PARAMS, *BATCH, metric="gram")
+
+
+def with_flags(state: Any, flags: dict[str, bool]) -> Any:
+    """An optimizer's state in which it is these neurons' turn."""
+    is_due = lambda node: type(node).__name__ == "Due"
+    new = {name: jnp.asarray(flag) for name, flag in flags.items()}
+    replace = lambda node: node._replace(flags=new) if is_due(node) else node
+    return jax.tree.map(replace, state, is_leaf=is_due)
+
+
+def make_optimizer(every: int = EVERY):
+    return lnb.lnb(0.03, NEURONS, solver=lnb.Cholesky(every=every))
+
+
+def train(every: int, steps: int, turns: bool):
+    """Losses, and of each step how many positions each neuron's features come from."""
+    optimizer = make_optimizer(every)
+
+    @jax.jit
+    def step(params, state):
+        backprop = lnb.backprop(loss_fn, NEURONS, opt_state=state if turns else None)
+        loss, gradients, features = backprop(params, *BATCH)
+        updates, state = optimizer.update(gradients, state, params, features=features)
+        counts = {name: f.count for name, f in features.items()}
+        return optax.apply_updates(params, updates), state, loss, counts
+
+    params, state, losses, counts = PARAMS, optimizer.init(PARAMS), [], []
+    for _ in range(steps):
+        params, state, loss, count = step(params, state)
+        losses.append(float(loss))
+        counts.append({name: int(n) for name, n in count.items()})
+    return losses, counts
+
+
+def test_features_of_those_whose_turn_it_is():
+    state = make_optimizer().init(PARAMS)
+    flags = {"query": False, "key": False, "blocks": True, "head": False}
+    value, gradients, full = lnb.backprop(loss_fn, NEURONS)(PARAMS, *BATCH)
+    state = with_flags(state, flags)
+    value_, gradients_, features = lnb.backprop(loss_fn, NEURONS, opt_state=state)(PARAMS, *BATCH)
+    assert value == value_
+    jax.tree.map(np.testing.assert_array_equal, gradients, gradients_)
+    for name, flag in flags.items():
+        blank = jax.tree.map(jnp.zeros_like, full[name])
+        expected = full[name] if flag else blank
+        jax.tree.map(np.testing.assert_array_equal, features[name], expected)
+
+
+def test_a_turn_at_every_step_is_all_features():
+    whole, _ = train(1, 12, turns=False)
+    turns, counts = train(1, 12, turns=True)
+    assert whole == turns
+    assert all(n == 64 for count in counts for n in count.values())
+
+
+def test_turns_are_frequent_at_first_and_then_spread():
+    losses, counts = train(EVERY, 40, turns=True)
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(n == 64 for count in counts[:EVERY] for n in count.values())
+    late = counts[EVERY * (EVERY - 1) :]
+    for name in ("query", "key", "blocks", "head"):
+        steps = [i for i, count in enumerate(late) if count[name]]
+        assert set(np.diff(steps)) == {EVERY}
+        assert {late[i][name] for i in steps} == {64}
+    # Those fed by one array have their turn together, the others at other steps.
+    assert all(count["query"] == count["key"] for count in counts)
+    assert max(sum(n > 0 for n in count.values()) for count in late) == 2
+
+
+def test_turns_cost_little():
+    whole, _ = train(1, 40, turns=False)
+    turns, _ = train(EVERY, 40, turns=True)
+    np.testing.assert_allclose(turns[-1], whole[-1], rtol=0.01)
+
+
+def products(function, *args) -> int:
+    """How many products the program holds, those of branches included."""
+    return str(jax.make_jaxpr(function)(*args)).count("dot_general[")
+
+
+def test_one_gram_for_all_that_one_array_feeds():
+    plain = products(jax.value_and_grad(loss_fn), PARAMS, *BATCH)
+    boosted = products(lnb.backprop(loss_fn, NEURONS), PARAMS, *BATCH)
+    assert boosted - plain == len(NEURONS) - 1
+    state = make_optimizer().init(PARAMS)
+    turns = products(lnb.backprop(loss_fn, NEURONS, opt_state=state), PARAMS, *BATCH)
+    assert turns == boosted
+
+
+def test_steps_without_features():
+    optimizer = make_optimizer()
+    _, gradients, features = lnb.backprop(loss_fn, NEURONS)(PARAMS, *BATCH)
+    _, state = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS, features=features)
+    once, _ = optimizer.update(gradients, state, PARAMS, features=features)
+    again, after = optimizer.update(gradients, state, PARAMS)
+    before, after = lnb.diagnostics(state), lnb.diagnostics(after)
+    # The metric of the same batch once more is the same metric.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), once, again)
+    assert after["skipped_steps"] == before["skipped_steps"] == 0
+
+
+def test_steps_without_features_need_a_memory():
+    optimizer = lnb.lnb(0.03, NEURONS, solver=lnb.CG())
+    _, gradients, _ = lnb.backprop(loss_fn, NEURONS)(PARAMS, *BATCH)
+    with pytest.raises(ValueError, match="LNB needs the features"):
+        optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
+
+
+def test_state_of_another_optimizer():
+    state = optax.adam(0.1).init(PARAMS)
+    with pytest.raises(ValueError, match=r"opt_state=opt_state"):
+        lnb.backprop(loss_fn, NEURONS, opt_state=state)(PARAMS, *BATCH)
