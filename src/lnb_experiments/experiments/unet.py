@@ -49,8 +49,8 @@ class UNet(Experiment):
             "size": 96,
             "widths": (16, 32, 64, 128),
             "batch_size": 8,
-            "steps": 60,
-            "evaluate_every": 30,
+            "steps": 40,
+            "evaluate_every": 20,
         },
         "paper": {"batch_size": 8, "steps": 18_300, "evaluate_every": 183},
     }
