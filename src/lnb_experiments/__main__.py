@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 
 NEEDED = ("equinox", "matplotlib", "orbax.checkpoint", "PIL", "pooch", "rich", "tyro")
@@ -15,6 +16,8 @@ def _is_missing(name: str) -> bool:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--version"]:
+        sys.exit(print(f"lnb {version('lnb')}"))
     missing = [name for name in NEEDED if _is_missing(name)]
     if missing:
         sys.exit(

@@ -1,6 +1,7 @@
 """The commands: run, sweep, report, list."""
 
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,11 +28,12 @@ from .training import Plan
 NAMES = tyro.extras.literal_type_from_choices(list(EXPERIMENTS))
 
 
-NOTES = """
-Presets: `tiny` takes seconds on anything, `laptop` minutes on two CPU cores, `paper` is the paper's
-own size, for a GPU. Real data is looked for in --data-dir, then in $LNB_DATA, then downloaded;
---data synthetic needs none. `lnb:cg`, `lnb:neuron` or `lnb:cg:neuron` name a solver (%s), a norm
-(%s) or both."""
+NOTES = (
+    "Presets: `tiny` takes seconds on anything, `laptop` minutes on two CPU cores, `paper` is the "
+    "paper's own size, for a GPU. Real data is looked for in --data-dir, then in $LNB_DATA, then "
+    "downloaded; --data synthetic needs none. `lnb:cg`, `lnb:neuron` or `lnb:cg:neuron` name a "
+    "solver (%s), a norm (%s) or both."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +76,10 @@ class Options:
         """One for each optimizer, at its default learning rate."""
         experiment = self._experiment()
         source = Source(self.data, str(self.data_dir) if self.data_dir else None)
-        for name in self.optimizer or experiment.optimizers:
-            if name not in OPTIMIZERS:
-                known = ", ".join(name for name in OPTIMIZERS if ":" not in name)
-                raise RunError(f"There is no optimizer {name!r}; there are {known}, lnb:cg, ...")
+        names = dict.fromkeys(self.optimizer or experiment.optimizers)
+        for name in names:
+            _check_optimizer(name)
+        for name in names:
             (rate,) = search_rates(rate_range(experiment, name), 1)
             yield Plan(experiment, self.preset, name, rate, source=source)
 
@@ -92,8 +94,11 @@ class Options:
                 raise RunError(f"--{name} is an option of {owner}, not of {kind.name}.")
             changes[name] = str(value) if isinstance(value, Path) else value
         changes = {k: v for k, v in changes.items() if v is not None and v is not False}
-        if any(type(value) is int and value < 1 for value in changes.values()):
-            raise RunError("--steps, --batch-size, --evaluate-every and --depth start at 1.")
+        for name, value in changes.items():
+            if type(value) is int and value < 1:
+                raise RunError(f"--{name.replace('_', '-')} should be at least 1, not {value}.")
+        if self.text and self.data == "synthetic":
+            raise RunError("--text is real data: leave --data synthetic out.")
         return kind.preset(self.preset, **changes)
 
 
@@ -107,6 +112,11 @@ class Run(Options):
     """Learning rates, instead of the middle of each optimizer's range."""
 
     def __call__(self, console: Console) -> None:
+        if self.seeds < 1:
+            raise RunError(f"--seeds should be at least 1, not {self.seeds}.")
+        for rate in self.learning_rate:
+            if not 0 < rate < math.inf:
+                raise RunError(f"--learning-rate should be positive and finite, not {rate}.")
         runner = self.runner(console)
         runner.run(
             replace(plan, learning_rate=rate, seed=seed)
@@ -114,6 +124,11 @@ class Run(Options):
             for rate in self.learning_rate or (plan.learning_rate,)
             for seed in range(self.seeds)
         )
+        if not self.learning_rate:
+            console.print(
+                "Each optimizer had the middle of its range of learning rates, which may be far "
+                "from its best: `lnb sweep` searches."
+            )
         console.print(f"Done. Figures and tables: lnb report {self.out}")
 
 
@@ -127,6 +142,8 @@ class Sweep(Options):
     """How many fresh seeds the winner is rerun with."""
 
     def __call__(self, console: Console) -> None:
+        if self.seeds < 1 or (self.trials is not None and self.trials < 2):
+            raise RunError("--seeds should be at least 1, --trials at least 2.")
         runner = self.runner(console)
         for plan in self.plans():
             sweep(runner, plan, self.trials or plan.experiment.trials, self.seeds)
@@ -158,6 +175,9 @@ class List:
             for preset in kind.presets:
                 sizes = kind.preset(preset)
                 console.print(f"  {preset}: {sizes.steps:,} steps of {sizes.batch_size:,} examples")
+            if kind.rates:
+                ranges = [f"{name} {low:g} to {high:g}" for name, (low, high) in kind.rates.items()]
+                console.print(f"  learning rates of its own: {', '.join(ranges)}")
         table = Table("optimizer", "what", "learning rates", title="Optimizers")
         for name, optimizer in OPTIMIZERS.items():
             if ":" in name:
@@ -166,6 +186,17 @@ class List:
             table.add_row(name, optimizer.summary, f"{low:g} to {high:g}")
         console.print(table)
         console.print(NOTES % (", ".join(SOLVERS), ", ".join(NORMS)))
+
+
+def _check_optimizer(name: str) -> None:
+    if name not in OPTIMIZERS:
+        known = ", ".join(name for name in OPTIMIZERS if ":" not in name)
+        raise RunError(
+            f"There is no optimizer {name!r}. There are {known}; and lnb:SOLVER, lnb:NORM and "
+            f"lnb:SOLVER:NORM with the solvers {', '.join(SOLVERS)} and the norms "
+            f"{', '.join(NORMS)}."
+        )
+    OPTIMIZERS[name].check()
 
 
 Command = (

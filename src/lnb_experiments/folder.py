@@ -45,34 +45,34 @@ class RunFolder:
         file = self.path / RESULT
         return json.loads(file.read_text()) if file.exists() else None
 
-    def open(self, config: dict[str, Any], resume: bool) -> None:
-        """Makes the folder, or checks that the one there is of the same run."""
-        config = json.loads(json.dumps(config))
-        if (self.path / CONFIG).exists():
-            if not resume:
-                raise RunError(
-                    f"{self.path} holds a run already. Go on with it by --resume, or choose "
-                    "another --out."
-                )
-            self._check(config)
+    def check(self, config: dict[str, Any], resume: bool) -> None:
+        """Refuses a folder with another run than the one to go on with."""
+        if not (self.path / CONFIG).exists():
+            return
+        if not resume:
+            raise RunError(
+                f"{self.path} holds a run already. Go on with it by --resume, or choose another "
+                "--out."
+            )
+        there, now = _flat(json.loads((self.path / CONFIG).read_text())), _flat(config)
+        changed = [key for key in {**there, **now} if there.get(key) != now.get(key)]
+        if changed:
+            lines = [f"  {key}: {there.get(key)} there, {now.get(key)} now" for key in changed]
+            raise RunError(
+                "\n".join([f"{self.path} holds a run of another configuration:", *lines])
+                + "\nChoose another --out, or ask for the same; a run cannot be made longer."
+            )
+
+    def open(self, config: dict[str, Any]) -> None:
+        """Makes the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.write(ENVIRONMENT, environment())
         self.write(CONFIG, config)  # last: a folder with a configuration is complete
 
-    def _check(self, config: dict[str, Any]) -> None:
-        there = json.loads((self.path / CONFIG).read_text())
-        changed = [key for key in {**there, **config} if there.get(key) != config.get(key)]
-        if changed:
-            lines = [f"  {key}: {there.get(key)} there, {config.get(key)} now" for key in changed]
-            raise RunError(
-                "\n".join([f"{self.path} holds a run of another configuration:", *lines])
-                + "\nChoose another --out, or ask for the same."
-            )
-
     def write(self, name: str, content: Any) -> None:
         file = self.path / name
         new = file.with_suffix(".new")
-        new.write_text(json.dumps(content, indent=2) + "\n")
+        new.write_text(json.dumps(_strict(content), indent=2) + "\n")
         os.replace(new, file)
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class RunFolder:
 
     def append(self, line: dict[str, Any]) -> None:
         with (self.path / LOG).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(_strict(line)) + "\n")
 
 
 def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
@@ -96,6 +96,18 @@ def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
     for line in file.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
+
+
+def _strict(content: Any) -> Any:
+    """JSON has no NaN and no infinity: null."""
+    if isinstance(content, dict):
+        return {key: _strict(value) for key, value in content.items()}
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    config = json.loads(json.dumps(config))  # tuples are lists there
+    return {**config, **config["sizes"], "sizes": None}
 
 
 def diverged(losses: list[float], patience: int = 10) -> bool:

@@ -24,6 +24,7 @@ class Optimizer:
     Attributes:
       summary: one line for `lnb list`.
       make: makes its method for a problem.
+      check: raises an error where it cannot run at all.
       rates: the lowest and the highest learning rate of its search space: two decades for all but
         Levenberg-Marquardt, whose step has a length of its own. A run that names no learning rate
         has the one in the middle.
@@ -32,6 +33,7 @@ class Optimizer:
     summary: str
     make: MakeMethod
     rates: tuple[float, float]
+    check: Callable[[], Any] = lambda: None
 
 
 def rate_range(experiment: Experiment, optimizer: str) -> tuple[float, float]:
@@ -153,6 +155,9 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "damped Gauss-Newton steps, for small problems", related.levenberg_marquardt, (0.3, 1.0)
     ),
     "kfac": Optimizer(
-        "K-FAC by kfac-jax, where it works with the installed jax", related.kfac, (1e-3, 1e-1)
+        "K-FAC by kfac-jax, where it works with the installed jax",
+        related.kfac,
+        (1e-3, 1e-1),
+        related.check_kfac,
     ),
 }

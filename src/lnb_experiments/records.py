@@ -63,20 +63,23 @@ class Record:
     def last_step(self) -> int:
         return int(max(self.steps.step, default=0))
 
+    def last(self, metric: str) -> float:
+        """A metric at the last evaluation; NaN without one."""
+        values = self.evaluations.values.get(metric)
+        return float("nan") if values is None else float(values[-1])
+
     @property
     def headline(self) -> float:
-        """The headline metric at the last evaluation; NaN without one."""
-        values = self.evaluations.values.get(self.config["headline"])
-        return float("nan") if values is None else float(values[-1])
+        return self.last(self.config["headline"])
 
 
 def find_runs(folder: Path) -> list[Record]:
     """All runs in a folder and below it, ordered by path."""
     files = sorted(Path(folder).rglob("config.json"))
     if not files:
-        found = "holds no run" if Path(folder).is_dir() else "is not a folder"
+        found = "holds no run" if Path(folder).is_dir() else "is no folder"
         raise RecordError(
-            f"{folder} {found}: there is no config.json in it or below it. Give the folder "
+            f"{folder} {found}. Give the folder "
             "that runs were written to: after `lnb run ... --out FOLDER`, `lnb report FOLDER`."
         )
     return [read_run(file.parent) for file in files]
@@ -165,7 +168,7 @@ def _series(lines: Sequence[Mapping[str, Any]], values) -> Series:
     numbers = {
         name: column(rows, name)
         for name in dict.fromkeys(name for row in rows for name in row)
-        if all(isinstance(row.get(name, 0.0), int | float) for row in rows)
+        if all(isinstance(row.get(name), int | float | None) for row in rows)
     }
     step, epoch, seconds = (column(lines, name) for name in ("step", "epoch", "seconds"))
     return Series(step, epoch, seconds, numbers)

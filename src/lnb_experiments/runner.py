@@ -35,7 +35,8 @@ class Runner:
     def __init__(self, out: Path, resume: bool, checkpoint_seconds: float, console: Console):
         self.out, self.resume, self.console = out, resume, console
         self.checkpoint_seconds = checkpoint_seconds
-        self._data = lru_cache(maxsize=2)(self._load)
+        self._load = lru_cache(maxsize=1)(self._load)
+        self._data = lru_cache(maxsize=2)(self._data)
         self._programs = lru_cache(maxsize=1)(self._compile)
 
     def run(self, plans: Iterable[Plan]) -> list[dict[str, Any]]:
@@ -70,20 +71,26 @@ class Runner:
         progress.update(task, completed=result["step"], status=_describe(plan, result))
         return result
 
-    def _load(self, experiment: Experiment, source: Source, trial: bool) -> Data:
+    def _load(self, experiment: Experiment, source: Source) -> Data:
         data = experiment.load(source)
         if data.note:
             self.console.print(f"{experiment.name}: {data.note}")
+        return data
+
+    def _data(self, experiment: Experiment, source: Source, trial: bool) -> Data:
+        data = self._load(experiment, source)
         return experiment.hold_out(data) if trial else data
 
     def _compile(self, experiment: Experiment, optimizer: str, source: Source) -> Programs:
         data = self._data(experiment, source, False)
-        return compile_programs(
-            experiment, optimizer, data.train.take(slice(experiment.batch_size))
-        )
+        batch = data.train.take(slice(experiment.batch_size))
+        programs = compile_programs(experiment, optimizer, batch)
+        self.console.print(f"{optimizer}: compiled in {programs.compile_seconds:.0f} s")
+        return programs
 
 
 def _describe(plan: Plan, result: dict[str, Any]) -> str:
     headline = plan.experiment.headline
     value = result["evaluation"][headline]
-    return f"{result['status']}: {headline} {value:.4g}, {result['seconds']:.0f} s"
+    shown = "not finite" if value is None else f"{value:.4g}"
+    return f"{result['status']}: {headline} {shown}, {result['seconds']:.0f} s"

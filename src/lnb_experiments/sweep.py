@@ -18,8 +18,8 @@ def coarse(plan: Plan, count: int) -> list[Plan]:
     decays = plan.experiment.decays
     if count < 2 * len(decays):
         raise RunError(
-            f"{plan.experiment.name} tries every learning rate with {len(decays)} decay(s) of it: "
-            f"{count} coarse trials (three quarters of --trials) are too few."
+            f"too few --trials: of {plan.experiment.name}, three quarters of them must be at least "
+            f"{2 * len(decays)}."
         )
     rates = search_rates(rate_range(plan.experiment, plan.optimizer), count // len(decays))
     trial = replace(plan, role="trial", seed=TRIAL_SEED)
@@ -46,7 +46,7 @@ def best(plans: Iterable[Plan], results: Iterable[dict[str, Any]]) -> Plan:
     def loss(pair: tuple[Plan, dict[str, Any]]) -> float:
         plan, result = pair
         value = result["evaluation"][plan.experiment.headline]
-        if result["status"] == "diverged" or not math.isfinite(value):
+        if result["status"] == "diverged" or value is None:
             return math.inf
         return -value if plan.experiment.larger_is_better else value
 
@@ -63,6 +63,7 @@ def sweep(runner: Runner, plan: Plan, count: int, seeds: int) -> None:
     while len(plans) < count:
         plans.append(refined(plans, results))
         results += runner.run(plans[-1:])
-    finals = range(TRIAL_SEED + 1, TRIAL_SEED + 1 + seeds)
     winner = best(plans, results)
+    runner.console.print(f"{winner.optimizer}: best learning rate {winner.learning_rate:g}")
+    finals = range(TRIAL_SEED + 1, TRIAL_SEED + 1 + seeds)
     runner.run(replace(winner, role="final", seed=seed) for seed in finals)

@@ -1,5 +1,6 @@
 """Training: compiled once for an experiment and an optimizer, then run at any rate and seed."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -105,7 +106,10 @@ def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Pr
         np.float32(0), np.int32(0), np.int32(0), state, batch
     )
     compiled = lowered.compile()
-    return Programs(init, compiled, counts, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    nothing = np.float32(0), np.int32(0), np.int32(0)
+    jax.block_until_ready(compiled(*nothing, init(np.int32(0)), batch))  # a first call is slower
+    return Programs(init, compiled, counts, seconds)
 
 
 def evaluate(
@@ -138,16 +142,18 @@ def train(
     """
     experiment, seed = plan.experiment, np.int32(plan.seed)
     batches = Batches(data.train, experiment.batch_size, plan.seed, experiment.augment)
-    folder.open(plan.config(data, batches.per_epoch), resume)
+    config = plan.config(data, batches.per_epoch)
+    folder.check(config, resume)
     if folder.result:
         return folder.result
-    programs = make_programs()
+    programs = make_programs()  # before there is a folder: not every method can serve every problem
+    folder.open(config)
     with Checkpoints(folder.checkpoints) as checkpoints:
         state, first = programs.init(seed), checkpoints.latest() or 0
         if first:
             state = checkpoints.restore(first, state)
         lines = folder.rewind(first)
-        losses = [line["loss"] for line in lines]
+        losses = [math.nan if line["loss"] is None else line["loss"] for line in lines]
         line: dict[str, Any] = (
             lines[-1] if lines else {"step": 0, "seconds": 0.0, "load_seconds": 0.0}
         )
@@ -182,11 +188,11 @@ def train(
         if plan.role != "trial":
             checkpoints.save(line["step"], state)
     result = {
-        "status": "diverged" if diverged(losses) else "done",
+        "status": "done" if math.isfinite(losses[-1]) else "diverged",
         "step": line["step"],
         "evaluation": line["evaluation"],
         "seconds": line["seconds"],
         "compile_seconds": programs.compile_seconds,
     }
     folder.write("result.json", result)
-    return result
+    return folder.result or result

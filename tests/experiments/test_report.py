@@ -21,8 +21,8 @@ from lnb_experiments.report.variants import variants
 
 
 def rows(folder: Path) -> dict[str, dict[str, str]]:
-    """The cells of the only variant's table, by optimizer and column."""
-    [variant] = variants(find_runs(folder))
+    """The cells of the first variant's table, by optimizer and column."""
+    variant, *_ = variants(find_runs(folder))
     content = table(variant)
     return {row[0]: dict(zip(content.columns, row, strict=True)) for row in content.rows}
 
@@ -90,10 +90,12 @@ def test_trials(tmp_path):
         "sgd": "⚠ 0.01 (lower edge of 0.01 to 0.03)",
         "kfac": "⚠ 0.01 (the only one tried)",
     }
-    # Trials are in no other column, and where there are final runs, neither are others.
+    # Trials are in no other column, and runs beside a search are shown by themselves.
     assert cells["adam"]["accuracy ↑"] == f"{score(STEPS, 0.05, 1):.4g} (n = 1)"
     assert cells["lnb"]["accuracy ↑"] == "-"
-    [variant] = variants(find_runs(tmp_path))
+    variant, single = variants(find_runs(tmp_path))
+    assert single.title == f"{variant.title} (single runs)"
+    assert [entry.rate for entry in single.entries] == [0.5]
     assert [line.get_label() for line in curves_figure(variant, Look(["adam"])).axes[0].lines] == [
         "adam, rate 0.01 (1 seed)"
     ]
@@ -187,7 +189,7 @@ def test_bad_line_is_named(tmp_path, bad):
 def test_nothing_to_report(tmp_path):
     with pytest.raises(RecordError, match="holds no run"):
         report(tmp_path)
-    with pytest.raises(RecordError, match="is not a folder"):
+    with pytest.raises(RecordError, match="is no folder"):
         report(tmp_path / "missing")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(RecordError, match=r"config\.json lacks experiment"):

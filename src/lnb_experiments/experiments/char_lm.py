@@ -36,7 +36,7 @@ class CharLM(Classification):
 
     name = "char-lm"
     summary = "a causal transformer on bytes, with tied embeddings; --text for a file of your own"
-    dataset = "text"
+    dataset = "a text file; by default the documentation of Python's own modules"
     optimizers = ("adam", "muon", "algorithm2", "lnb")
     presets: ClassVar = {
         "tiny": {

@@ -2,6 +2,7 @@
 
 from .boosted_backprop import boosted_backprop as boosted_backprop
 from .foof import foof as foof
+from .kfac import check_kfac as check_kfac
 from .kfac import kfac as kfac
 from .levenberg_marquardt import levenberg_marquardt as levenberg_marquardt
 from .locoprop import locoprop as locoprop

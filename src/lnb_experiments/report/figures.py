@@ -10,9 +10,18 @@ from .curves import Curve, headline, shown, training_loss
 from .search import search
 from .variants import Entry, Variant
 
-FIXED = {"lnb": "tab:red", "adam": "#0072b2"}
-# Okabe and Ito's colours and some of Tol's: told apart with colour-blind eyes, none close to those.
-PALETTE = "#009e73 #e69f00 #56b4e9 #cc79a7 #332288 #999933 #222222 #8c6d46 #aaaaaa".split()
+# Okabe and Ito's colours and some of Tol's: told apart with colour-blind eyes.
+FIXED = {
+    "lnb": "tab:red",
+    "adam": "#0072b2",
+    "algorithm2": "#009e73",
+    "muon": "#e69f00",
+    "sgd": "#222222",
+    "algorithm1": "#56b4e9",
+    "levenberg-marquardt": "#332288",
+    "adamw": "#cc79a7",
+}
+PALETTE = "#999933 #8c6d46 #aaaaaa #882255 #44aa99 #ddcc77 #117733".split()
 MARKERS = "osD^vPX<>ph*"
 DASHES = ("-", "--", ":", "-.")
 SMOOTHED = 50  # the running mean's window is this part of a run

@@ -19,8 +19,8 @@ NOTES = (
     f"Training loss: the mean over the last {LAST_PART:.0%} of the steps.",
     "Steps to a target: the first evaluation at which the median over seeds is as good as the "
     "worst optimizer's at the end.",
-    "Time a step: training time by number of steps, the median over seeds, without compilation and "
-    "evaluation. Loading: the loader's part of that time.",
+    "Time a step: the median over steps and seeds, without compilation and evaluation. Loading: "
+    "the loader's part of the training time.",
     "Trials: runs that chose the learning rate on held-out training data. A best rate at an edge "
     "of those tried is marked: a better one may lie beyond it.",
 )
@@ -49,6 +49,10 @@ def table(variant: Variant) -> Table:
         "seeds": lambda entry: str(len(entry.seeds)),
         f"{variant.headline} {arrow}": lambda entry: _spread([run.headline for run in entry.done]),
         "training loss ↓": lambda entry: _spread([last_loss(run) for run in entry.done]),
+        **{
+            name: lambda entry, name=name: _spread([run.last(name) for run in entry.done])
+            for name in variant.other_metrics
+        },
         reach: lambda entry: _steps_to(entry, target, variant.larger_is_better),
         "ms a step": lambda entry: _number(milliseconds(shown(entry))),
         "x Adam's": lambda entry: _number(milliseconds(shown(entry)) / _adam(entries), "{:.2f}"),
@@ -83,9 +87,9 @@ def last_loss(run: Record) -> float:
 
 
 def milliseconds(runs: Sequence[Record]) -> float:
-    """Training time a step; NaN if there is no step."""
-    times = [1e3 * run.steps.seconds[-1] / len(run.steps.step) for run in runs if run.last_step]
-    return float(np.median(times)) if times else float("nan")
+    """Training time of the median step; NaN if there is no step."""
+    times = [np.diff(run.steps.seconds, prepend=0.0) for run in runs if run.last_step]
+    return 1e3 * float(np.median(np.concatenate(times))) if times else float("nan")
 
 
 def loading(runs: Sequence[Record]) -> float:
@@ -150,8 +154,10 @@ def _spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.4g} ({spread}n = {len(values)})"
 
 
-def _number(value: float, form: str = "{:.3g}") -> str:
-    return form.format(value) if np.isfinite(value) else NOTHING
+def _number(value: float, form: str | None = None) -> str:
+    if not np.isfinite(value):
+        return NOTHING
+    return (form or ("{:,.0f}" if value >= 100 else "{:.3g}")).format(value)
 
 
 def escape_markdown(text: str) -> str:

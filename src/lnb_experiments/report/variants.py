@@ -38,7 +38,7 @@ class Variant:
     Attributes:
       title: the experiment, and what tells this variant from the others.
       slug: the title, as a file name.
-      runs: the final runs if there are any, else those that no search belongs to.
+      runs: those of winners of a search, or those that no search belongs to.
       trials: the runs that chose a learning rate.
     """
 
@@ -59,6 +59,12 @@ class Variant:
     @property
     def larger_is_better(self) -> bool:
         return self.config["larger_is_better"]
+
+    @property
+    def other_metrics(self) -> list[str]:
+        """Those beside the headline and the loss."""
+        names = {name for run in self.runs for name in run.evaluations.values}
+        return sorted(names - {self.headline, "loss"})
 
     @property
     def optimizers(self) -> list[str]:
@@ -88,7 +94,12 @@ def variants(records: Sequence[Record]) -> list[Variant]:
         several_presets = len({run.config["preset"] for run in same_name}) > 1
         for _, group in sorted(groups.items()):
             words = _words(group[0], same_name, several_presets)
-            result.append(_variant(words, group))
+            single = [run for run in group if run.config["role"] == "run"]
+            searched = [run for run in group if run.config["role"] != "run"]
+            if searched:
+                result.append(_variant(words, searched))
+            if single:
+                result.append(_variant([*words, "single runs"] if searched else words, single))
     return result
 
 
