@@ -129,7 +129,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "algorithm2": Optimizer(
         "the paper's Algorithm 2: two steps of conjugate gradients",
         from_features(lnb.algorithm2),
-        (0.003, 0.3),
+        (0.01, 1.0),
     ),
     "sgd": Optimizer(
         "gradient descent with a momentum of 0.9",
