@@ -107,19 +107,20 @@ def orthogonal(
 ) -> Any:
     r"""Steepest in the operator norm: :math:`L^{-T} orth(L^{-1} g)` with :math:`M = L L^T`.
 
-    To features whitened by L the change is an orthogonal map, bias included: all of its singular
-    values are 1. A part without a factor keeps its direction and gets the norm that such a map has,
-    the square root of its rank. `min_norm` acts by the factor min(1, norm / min_norm).
+    To features whitened by L the change is an orthogonal map: all singular values of its weight are
+    1. The bias, which with L is the change of the mean output, is a part of its own, with a root
+    mean square of 1 over the outputs. As one more row of the map it would share a norm of 1 among
+    all of them: too little where outputs have a common offset to learn. A part without a factor
+    keeps its direction and gets the norm that such a map has, the square root of its rank.
+    `min_norm` acts by the factor min(1, norm / min_norm).
     """
     if part.factor is None:
         return _scale(inverse * part.rank**0.5, part.direction)
     weight, bias = part.factor.lower_solve(part.gradient)
-    if bias is None:
-        whitened = Theta(orthogonalize(weight), None)
-    else:
-        stacked = orthogonalize(jnp.concatenate([bias[:, None, :], weight], axis=1))
-        whitened = Theta(stacked[:, 1:, :], stacked[:, 0, :])
-    return part.factor.upper_solve(_scale(norm * inverse, whitened))
+    if bias is not None:
+        size = jnp.linalg.norm(bias, axis=-1, keepdims=True)
+        bias = bias * (bias.shape[-1] ** 0.5 / jnp.where(size > 0, size, 1))
+    return part.factor.upper_solve(_scale(norm * inverse, Theta(orthogonalize(weight), bias)))
 
 
 NORMS = {

@@ -264,7 +264,8 @@ def _neuron_rank(neuron: Neuron, theta: Theta) -> int:
     if not neuron.has_gram:
         return min(neuron.d_in, neuron.d_out)
     blocks, inputs, outputs = theta.weight.shape
-    return blocks * min(inputs + (theta.bias is not None), outputs)
+    bias = 0 if theta.bias is None else outputs
+    return blocks * (min(inputs, outputs) + bias)
 
 
 def _rank(array: Array) -> int:
