@@ -589,14 +589,18 @@ def test_outer_taps_see_fewer_pixels():
 # 8. The spectral norm
 
 
-def explicit_metrics(params, x, bias: bool) -> dict[str, np.ndarray]:
-    inputs = {name: with_ones(x, bias) for name, x in features_by_hand(params, x).items()}
-    return {name: x.T @ x / len(x) for name, x in inputs.items()}
-
-
 def whitened_values(metric: np.ndarray, direction: np.ndarray) -> np.ndarray:
     """The singular values of L^T h."""
     return np.linalg.svd(np.linalg.cholesky(metric).T @ direction, compute_uv=False)
+
+
+def whitened_parts(x: np.ndarray, direction: np.ndarray, bias: bool):
+    """The singular values of a weight for whitened features, and the change of the mean output."""
+    if not bias:
+        return whitened_values(x.T @ x / len(x), direction), None
+    weight, mean = direction[:-1], x.mean(0)
+    covariance = x.T @ x / len(x) - np.outer(mean, mean)
+    return whitened_values(covariance, weight), direction[-1] + mean @ weight
 
 
 @pytest.fixture
@@ -610,27 +614,31 @@ def exact_norm(monkeypatch) -> str:
 @pytest.mark.parametrize("bias", [True, False])
 def test_spectral_step_has_singular_values_of_one(bias, exact_norm):
     params, x, y = make_network(bias)
-    metrics = explicit_metrics(params, x, bias)
     solved = solve(loss_fn, EXACT["cholesky"], params, x, y, norm=exact_norm)
+    features = features_by_hand(params, x)
     for name, direction in to_matrices(solved.direction).items():
-        values = whitened_values(metrics[name], direction)
-        assert len(values) == min(direction.shape)
+        values, mean = whitened_parts(features[name], direction, bias)
+        assert len(values) == min(features[name].shape[1], direction.shape[1])
         np.testing.assert_allclose(values, 1, rtol=1e-8)
+        if mean is not None:
+            np.testing.assert_allclose(np.mean(mean**2), 1, rtol=1e-8)
 
 
 def test_spectral_step_by_newton_schulz():
     params, x, y = make_network(bias=True)
-    metrics = explicit_metrics(params, x, bias=True)
+    features = features_by_hand(params, x)
     free, gradients, _, diagnostics = solve(
         loss_fn, EXACT["cholesky"], params, x, y, norm="spectral"
     )
     assert not diagnostics["capped"]
     for name, direction in to_matrices(free).items():
-        values = whitened_values(metrics[name], direction)
+        values, _ = whitened_parts(features[name], direction, bias=True)
         assert values.min() > 0.68
         assert values.max() < 1.21
 
     # `min_norm` shortens the step of a neuron whose norm is smaller, and no other.
+    inputs = {name: with_ones(x, True) for name, x in features.items()}
+    metrics = {name: x.T @ x / len(x) for name, x in inputs.items()}
     norms = {
         name: np.linalg.norm(np.linalg.solve(np.linalg.cholesky(metrics[name]), g))
         for name, g in to_matrices(gradients).items()
@@ -652,7 +660,8 @@ def test_spectral_step_without_a_factor(bias):
     for name, step in to_matrices(solved.direction).items():
         direction, gradient = directions[name], to_matrices(solved.gradient)[name]
         norm = np.sqrt((direction * gradient).sum())
-        expected = direction / norm * np.sqrt(min(direction.shape))
+        inputs, outputs = direction.shape[0] - bias, direction.shape[1]
+        expected = direction / norm * np.sqrt(min(inputs, outputs) + bias * outputs)
         np.testing.assert_allclose(step, expected, rtol=1e-7, atol=1e-9)
 
 
@@ -676,10 +685,10 @@ def test_spectral_step_of_every_other_kind(exact_norm):
     np.testing.assert_allclose(whitened_values(np.diag(counts), h["embed"]), 1, rtol=1e-8)
     x = np.sin(params["embed"][batch] + params["position"][None]).reshape(-1, 3)
     for channel in range(3):
-        inputs = with_ones(x[:, [channel]], True)
         vector = np.stack([h["scale"][channel], h["bias"][channel]])[:, None]
-        metric = inputs.T @ inputs / len(inputs)
-        np.testing.assert_allclose(whitened_values(metric, vector), 1, rtol=1e-8)
+        values, mean = whitened_parts(x[:, [channel]], vector, bias=True)
+        assert mean is not None
+        np.testing.assert_allclose([*values, *np.abs(mean)], 1, rtol=1e-8)
     for name, rank in {"position": 3, "unclaimed": 1}.items():
         expected = g[name] / jnp.linalg.norm(g[name]) * jnp.sqrt(rank)
         np.testing.assert_allclose(h[name], expected, rtol=1e-8)
