@@ -109,7 +109,7 @@ def test_turns_are_frequent_at_first_and_then_spread():
 def test_turns_cost_little():
     whole, _ = train(1, 40, turns=False)
     turns, _ = train(EVERY, 40, turns=True)
-    np.testing.assert_allclose(turns[-1], whole[-1], rtol=0.01)
+    assert turns[-1] < 1.01 * whole[-1]
 
 
 def products(function, *args) -> int:
@@ -131,7 +131,7 @@ def test_steps_without_features():
     _, gradients, features = lnb.backprop(loss_fn, NEURONS)(PARAMS, *BATCH)
     _, state = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS, features=features)
     once, _ = optimizer.update(gradients, state, PARAMS, features=features)
-    again, after = optimizer.update(gradients, state, PARAMS)
+    again, after = optimizer.update(gradients, state, PARAMS, features=None)
     before, after = lnb.diagnostics(state), lnb.diagnostics(after)
     # The metric of the same batch once more is the same metric.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), once, again)
@@ -142,7 +142,7 @@ def test_steps_without_features_need_a_memory():
     optimizer = lnb.lnb(0.03, NEURONS, solver=lnb.CG())
     _, gradients, _ = lnb.backprop(loss_fn, NEURONS)(PARAMS, *BATCH)
     with pytest.raises(ValueError, match="LNB needs the features"):
-        optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
+        optimizer.update(gradients, optimizer.init(PARAMS), PARAMS, features=None)
 
 
 def test_state_of_another_optimizer():

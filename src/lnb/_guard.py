@@ -43,13 +43,12 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
         count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
         return GuardState(count, skipped, inner.init(at_least_float32(params)))
 
-    def update_fn(updates, state, params=None, *, features=None, **extra_args):
+    def update_fn(updates, state, params=None, **extra_args):
         def take():
             new, inner_state = inner.update(
                 at_least_float32(updates),
                 state.inner_state,
                 at_least_float32(params),
-                features=features,
                 **extra_args,
             )
             new = optax.tree.cast_like(new, updates)
@@ -58,7 +57,8 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
         def skip():
             return optax.tree.zeros_like(updates), state._replace(skipped=state.skipped + 1)
 
-        return lax.cond(_all_finite((updates, features)), take, skip)
+        finite = _all_finite((updates, extra_args.get("features")))
+        return lax.cond(finite, take, skip)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -19,6 +19,8 @@ from ._neurons import Neuron, Neurons, join, split
 from ._norms import NORMS, Boosted
 from ._solvers import Cholesky, Solver
 
+MISSING: Any = object()  # None is said on purpose: a step without features
+
 
 class ScaleByLNBState(NamedTuple):
     """State of `scale_by_lnb`.
@@ -107,10 +109,11 @@ def scale_by_lnb(
         factor = solver.factor(neuron, state)
         return Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor), state
 
-    def update_fn(updates, state, params=None, *, features=None, **extra_args):
+    def update_fn(updates, state, params=None, *, features=MISSING, **extra_args):
         del params, extra_args
         gradients, rest = split(neurons, at_least_float32(updates))
-        if features is not None or not all(solver.remembers(named[name]) for name in gradients):
+        remembered = all(solver.remembers(named[name]) for name in gradients)
+        if features is not None or not remembered:
             features = _checked(features, named, gradients)
         boosted, solver_state = {}, {}
         for name, gradient in gradients.items():
@@ -276,7 +279,7 @@ def _rank(array: Array) -> int:
 
 def _checked(features: Any, named: dict[str, Neuron], gradients: dict[str, Theta]) -> Any:
     """The features, if they are those of these neurons."""
-    if features is None:
+    if features is None or features is MISSING:
         raise ValueError(
             "LNB needs the features of the batch that the gradients come from:\n"
             "    value, grads, features = lnb.backprop(loss_fn, neurons)(params, batch)\n"
