@@ -5,7 +5,7 @@ import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 
-NEEDED = ("equinox", "matplotlib", "orbax.checkpoint", "PIL", "pooch", "rich", "tyro")
+NEEDED = ("matplotlib", "orbax.checkpoint", "PIL", "pooch", "rich", "tyro")
 
 
 def _is_missing(name: str) -> bool:

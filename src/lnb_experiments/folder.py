@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 CONFIG, ENVIRONMENT, LOG, RESULT = "config.json", "environment.json", "log.jsonl", "result.json"
-PACKAGES = "lnb jax jaxlib optax equinox numpy orbax-checkpoint".split()
+PACKAGES = "lnb jax jaxlib optax numpy orbax-checkpoint".split()
 
 
 class RunError(Exception):
@@ -64,9 +64,12 @@ class RunFolder:
             )
 
     def open(self, config: dict[str, Any]) -> None:
-        """Makes the folder."""
+        """Makes the folder, or notes that its run goes on in another environment."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self.write(ENVIRONMENT, environment())
+        file, now = self.path / ENVIRONMENT, environment()
+        there = json.loads(file.read_text()) if file.exists() else now
+        same = now == {key: there.get(key) for key in now}
+        self.write(ENVIRONMENT, there if same else {**there, "resumed_in": now})
         self.write(CONFIG, config)  # last: a folder with a configuration is complete
 
     def write(self, name: str, content: Any) -> None:
@@ -74,6 +77,11 @@ class RunFolder:
         new = file.with_suffix(".new")
         new.write_text(json.dumps(_strict(content), indent=2) + "\n")
         os.replace(new, file)
+
+    def finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Writes what came out; returns it as it can be read again."""
+        self.write(RESULT, result)
+        return _strict(result)
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Drops what was logged after a step; returns what is left of the log."""

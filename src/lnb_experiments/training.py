@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 
@@ -73,21 +72,13 @@ class Programs(NamedTuple):
 
 def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Programs:
     """Compiles before the clock starts, and once for all learning rates and seeds."""
-    params, static = eqx.partition(
-        eqx.filter_eval_shape(experiment.init, jax.random.key(0)),
-        lambda x: eqx.is_inexact_array(x) or isinstance(x, jax.ShapeDtypeStruct),
-    )
-
-    def outputs(params, batch, key):
-        return experiment.outputs(eqx.combine(params, static), batch, key)
-
-    problem = Problem(outputs, experiment.objective)
+    params = jax.eval_shape(experiment.init, jax.random.key(0))
+    problem = Problem(experiment.outputs, experiment.objective)
     method = OPTIMIZERS[optimizer].make(problem, params, batch, jax.random.key(0))
 
     @jax.jit
     def init(seed):
-        model = experiment.init(jax.random.key(seed))
-        params = eqx.filter(model, eqx.is_inexact_array)
+        params = experiment.init(jax.random.key(seed))
         return params, method.init(params)
 
     def step(learning_rate, seed, number, state, batch):
@@ -98,7 +89,7 @@ def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Pr
 
     @jax.jit
     def counts(state, batch):
-        return experiment.counts(eqx.combine(state[0], static), batch)
+        return experiment.counts(state[0], batch)
 
     start = time.perf_counter()
     state = jax.eval_shape(init, 0)
@@ -158,7 +149,8 @@ def train(
             lines[-1] if lines else {"step": 0, "seconds": 0.0, "load_seconds": 0.0}
         )
         batch, saved = batches.batch(first), time.perf_counter()
-        for number in range(first + 1, experiment.steps + 1):
+        while not is_over(experiment, losses):
+            number = len(losses) + 1
             start = time.perf_counter()
             state, loss = programs.step(
                 np.float32(plan.rate(number)), seed, np.int32(number), state, batch
@@ -174,18 +166,14 @@ def train(
                 "seconds": line["seconds"] + time.perf_counter() - start,
                 "load_seconds": line["load_seconds"] + loaded - dispatched,
             }
-            converged = losses[-1] < experiment.tolerance * losses[0]
-            stop = number == experiment.steps or converged or diverged(losses)
-            if stop or number % experiment.evaluate_every == 0:
+            if is_over(experiment, losses) or number % experiment.evaluate_every == 0:
                 line["evaluation"] = evaluate(experiment, programs, state, data.test)
             folder.append(line)
             on_step(line)
-            if stop:
-                break
             if time.perf_counter() - saved > checkpoint_seconds:
                 checkpoints.save(number, state)
                 saved = time.perf_counter()
-        if plan.role != "trial":
+        if plan.role != "trial" and checkpoints.latest() != line["step"]:
             checkpoints.save(line["step"], state)
     result = {
         "status": "done" if math.isfinite(losses[-1]) else "diverged",
@@ -194,5 +182,12 @@ def train(
         "seconds": line["seconds"],
         "compile_seconds": programs.compile_seconds,
     }
-    folder.write("result.json", result)
-    return folder.result or result
+    return folder.finish(result)
+
+
+def is_over(experiment: Experiment, losses: list[float]) -> bool:
+    """Whether a run with these losses so far is at its end: it went on for all of its steps,
+    reached the tolerance, or diverged."""
+    return len(losses) == experiment.steps or (
+        bool(losses) and (losses[-1] < experiment.tolerance * losses[0] or diverged(losses))
+    )

@@ -122,6 +122,34 @@ def test_log_that_was_cut_off_within_a_line(tmp_path):
     assert folder.rewind(2) == lines[:2] == read_log(folder.path)
 
 
+@pytest.mark.parametrize("ending", ["steps", "divergence"])
+def test_run_killed_before_its_result_was_written(ending, tmp_path):
+    plan = make_plan(steps=12)
+    if ending == "divergence":
+        plan = replace(make_plan(optimizer="sgd", steps=50), learning_rate=1e38)
+    (result,) = make_runner(tmp_path).run([plan])
+    folder = run_folder(tmp_path, plan)
+    log = (folder.path / "log.jsonl").read_text()
+    (folder.path / "result.json").unlink()
+    (again,) = make_runner(tmp_path, resume=True).run([plan])
+    assert (folder.path / "log.jsonl").read_text() == log
+    assert {**again, "compile_seconds": 0} == {**result, "compile_seconds": 0}
+
+
+def test_run_that_goes_on_in_another_environment(tmp_path):
+    plan = make_plan(steps=2)
+    make_runner(tmp_path).run([plan])
+    folder = run_folder(tmp_path, plan)
+    first = json.loads((folder.path / "environment.json").read_text())
+    first["versions"]["jax"] = "0.9.9"
+    (folder.path / "environment.json").write_text(json.dumps(first))
+    (folder.path / "result.json").unlink()
+    make_runner(tmp_path, resume=True).run([plan])
+    both = json.loads((folder.path / "environment.json").read_text())
+    assert both["versions"]["jax"] == "0.9.9"
+    assert both["resumed_in"]["versions"]["jax"] == jax.__version__
+
+
 def test_run_that_is_there_already(tmp_path):
     plan = make_plan(steps=2)
     first = make_runner(tmp_path).run([plan])
