@@ -15,8 +15,8 @@ from .data import Data, Source, Split, hold_out
 class Experiment:
     """One training problem at one size. A subclass is an experiment, its fields are the sizes.
 
-    A model is a tree of the arrays that are trained. All that is traced is free of side effects, and
-    randomness comes from the key.
+    A model is a tree of the arrays that are trained. All that is traced is free of side effects,
+    and randomness comes from the key.
 
     Class attributes:
       name: what it is called on the command line.
