@@ -607,7 +607,7 @@ def whitened_parts(x: np.ndarray, direction: np.ndarray, bias: bool):
 def exact_norm(monkeypatch) -> str:
     """The spectral norm with an exact orthogonaliser."""
     unit = partial(orthogonal, orthogonalize=polar)
-    monkeypatch.setitem(NORMS, "exactly spectral", Norm(shared=False, unit=unit))
+    monkeypatch.setitem(NORMS, "exactly spectral", Norm(False, unit, lambda neuron: True))
     return "exactly spectral"
 
 

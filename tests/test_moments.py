@@ -60,7 +60,7 @@ def test_preconditioner_shrinks_variances_towards_their_mean(bias):
     expected = expected if bias else expected + mean**2
     batch = Moments(jnp.asarray(mean), jnp.asarray(square))
     factor = preconditioner(make_neuron(), batch, bias, shrinkage=0.1, damping=NO_DAMPING)
-    np.testing.assert_allclose(factor.root**2, expected, rtol=1e-12)
+    np.testing.assert_allclose(factor.whitener**-2, expected, rtol=1e-12)
     assert (factor.mean is not None) == bias
 
 

@@ -63,11 +63,12 @@ def test_table():
     assert widest <= 120, "a table wider than a terminal"
 
 
-def test_table_shares():
-    """Parts of one step, whose rest is the model's own work."""
-    shares = [float(word.rstrip("%")) for word in str(find()).split() if word.endswith("%")]
-    assert all(0 <= share <= 100 for share in shares)
-    assert 0 < sum(shares) < 100
+def test_table_costs():
+    """Each neuron's, in parts of backpropagation, and below them their sum."""
+    *costs, total = [float(word.rstrip("%")) for word in str(find()).split() if "%" in word]
+    assert len(costs) == len(find())
+    assert total == pytest.approx(sum(costs), abs=0.05 * len(costs) + 0.1)
+    assert min(costs) == 0 < max(costs)
 
 
 def test_fields():

@@ -15,12 +15,12 @@ from lnb._solvers import Cholesky
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-EXACT = Norm(shared=False, unit=partial(orthogonal, orthogonalize=polar))
+EXACT = Norm(shared=False, directions=partial(orthogonal, orthogonalize=polar))
 
 
 def part_of(features, gradient: Theta, kind: str = "dense", damping: float = 0.0) -> Boosted:
     """A neuron's direction by an exact solve."""
-    solver, neuron = Cholesky(), make_neuron(kind)
+    solver, neuron = Cholesky(factors=True), make_neuron(kind)
     state = solver.update(neuron, features, solver.init(neuron, gradient), Damping(damping))
     direction, state = solver.direction(neuron, features, gradient, state, Damping(damping))
     return Boosted(gradient, direction, rank=1, factor=solver.factor(neuron, state))
@@ -137,18 +137,17 @@ def test_newton_schulz_stays_within_its_bounds(bias):
         x, part = dense_part(d=8, o=6, bias=bias, seed=seed)
         (direction,) = NORMS["spectral"]([part], 1e-2).directions
         values = np.linalg.svd(whitened_parts(x, direction)[0], compute_uv=False)
-        assert values.min() > 0.68
-        assert values.max() < 1.21
+        assert values.min() > 0.8
+        assert values.max() < 1.2
 
 
 def test_newton_schulz_bounds_over_its_range():
-    # The first step's slope is 3.4, so five of them reach singular values of 3.4**-5 = 0.002.
-    values = np.geomspace(4e-3, 1, 2000)
+    values = np.geomspace(3e-3, 1, 2000)
     moved = jax.vmap(lambda v: newton_schulz(jnp.diag(jnp.stack([v, jnp.sqrt(1 - v**2)]))))(
         jnp.asarray(values)
     )
-    assert np.all(np.diagonal(moved, axis1=1, axis2=2)[:-1] > 0.66)
-    assert np.all(np.diagonal(moved, axis1=1, axis2=2) < 1.21)
+    assert np.all(np.diagonal(moved, axis1=1, axis2=2)[:-1] > 0.8)
+    assert np.all(np.diagonal(moved, axis1=1, axis2=2) < 1.2)
 
 
 @pytest.mark.parametrize("orthogonalize", [newton_schulz, polar])
@@ -165,7 +164,7 @@ def test_orthogonalisers_keep_rank_and_scale(orthogonalize):
     np.testing.assert_allclose(result[0], result[1], rtol=1e-6)
     np.testing.assert_array_equal(result[2], 0)
     values = np.linalg.svd(result[0])[1]
-    assert 0.68 < values[0] < 1.21
+    assert 0.8 < values[0] < 1.2
     np.testing.assert_allclose(values[1:], 0, atol=1e-12)
 
 

@@ -194,13 +194,16 @@ def feed(solver, neuron, hold, batches, bias, gradient):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("every", [1, 2, 4])
-def test_cholesky_solves_for_the_running_metric(every, bias):
+@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize(
+    ("every", "turns"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 2, 4]), (4, [0, 1, 2, 3, 4])]
+)
+def test_cholesky_solves_for_the_running_metric(every, turns, factors, bias):
+    """Of the batches at the neuron's turns."""
     batches, gradient = normal(6, 30, 4) + 1, theta_of(4, 3, bias)
-    solver = Cholesky(decay=0.8, every=every)
+    solver = Cholesky(decay=0.8, every=every, factors=factors)
     direction = feed(solver, DENSE, gram_of, batches, bias, gradient)
-    last = (len(batches) - 1) // every * every + 1  # batches absorbed when it last factorised
-    expected = np.linalg.solve(running(batches[:last], 0.8, bias), matrix(gradient))
+    expected = np.linalg.solve(running(batches[turns], 0.8, bias), matrix(gradient))
     np.testing.assert_allclose(matrix(direction), expected, rtol=1e-9)
 
 
@@ -259,16 +262,20 @@ def test_cg_falls_back_on_its_preconditioner_without_positions():
 
 
 @pytest.mark.parametrize(
-    ("solver", "field"), [(Cholesky(), "factor"), (Woodbury(every=1), "inverse")]
+    ("solver", "neuron", "hold"),
+    [
+        (Cholesky(), DENSE, gram_of),
+        (Cholesky(factors=True), DENSE, gram_of),
+        (Woodbury(every=1), ROWS, rows_of),
+    ],
 )
-def test_a_failed_factorisation_keeps_the_old_one(solver, field):
+def test_a_failed_factorisation_keeps_the_old_one(solver, neuron, hold):
     x, gradient = normal(2, 30, 4) + 1, theta_of(4, 3, bias=True, g=2)
-    neuron, hold = (DENSE, gram_of) if field == "factor" else (ROWS, rows_of)
     state = solver.update(neuron, hold(x, True), solver.init(neuron, gradient), Damping(0.0))
     broken = x.copy()
     broken[1] = np.inf  # in one block of two
     after = solver.update(neuron, hold(broken, True), state, Damping(0.0))
-    old, new = (jax.tree.leaves(getattr(s, field)) for s in (state, after))
+    old, new = (jax.tree.leaves(s.inverse) for s in (state, after))
     for before, now in zip(old, new, strict=True):
         np.testing.assert_array_equal(before[1], now[1])
     assert finite(new)
@@ -280,7 +287,7 @@ def test_an_indefinite_matrix_keeps_the_old_factor():
     state = Cholesky(decay=0.0).update(DENSE, gram_of(x, False), state, Damping(0.0))
     indefinite = Gram(-jnp.eye(4)[None], None, jnp.asarray(1.0))
     after = Cholesky(decay=0.0).update(DENSE, indefinite, state, Damping(0.0))
-    np.testing.assert_array_equal(after.factor.root, state.factor.root)
+    np.testing.assert_array_equal(after.inverse.matrix, state.inverse.matrix)
 
 
 # Neurons without a gram

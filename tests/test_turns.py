@@ -1,5 +1,6 @@
 """Neurons take turns: grams are computed, and factorised, only for those whose turn it is."""
 
+import math
 from typing import Any
 
 import jax
@@ -36,7 +37,8 @@ def loss_fn(params, x, y):
     return jnp.mean((h @ params["head"] + params["bias"][None] - y) ** 2)
 
 
-NEURONS = lnb.find_neurons(loss_fn, PARAMS, *BATCH, metric="gram")
+NEURONS = lnb.find_neurons(loss_fn, PARAMS, *BATCH, metric="gram", statistics_share=math.inf)
+THINNED = lnb.find_neurons(loss_fn, PARAMS, *BATCH, metric="gram", statistics_share=0.01)
 
 
 def with_flags(state: Any, flags: dict[str, bool]) -> Any:
@@ -83,6 +85,20 @@ def test_features_of_those_whose_turn_it_is():
         blank = jax.tree.map(jnp.zeros_like, full[name])
         expected = full[name] if flag else blank
         jax.tree.map(np.testing.assert_array_equal, features[name], expected)
+
+
+def test_features_of_every_so_many_examples():
+    """What the moments come from where they would cost too much; gradients are of all examples."""
+    strides = {neuron.name: neuron.stride for neuron in THINNED}
+    assert strides == {"query": 2, "key": 2, "blocks": 3, "head": 3}
+    state = lnb.lnb(0.03, THINNED).init(PARAMS)
+    value, gradients, features = lnb.backprop(loss_fn, THINNED, opt_state=state)(PARAMS, *BATCH)
+    whole = jax.value_and_grad(loss_fn)(PARAMS, *BATCH)
+    jax.tree.map(np.testing.assert_allclose, (value, gradients), whole)
+    for name, stride in strides.items():
+        x, y = BATCH
+        few = lnb.features(loss_fn, NEURONS)(PARAMS, x[::stride], y[::stride])[name]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), features[name], few)
 
 
 def test_a_turn_at_every_step_is_all_features():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ def backprop(
       neurons: the `Neurons`.
       has_aux: whether `loss_fn` returns (value, auxiliary output).
       opt_state: the state of the optimizer that the features are for. Given that, grams are only
-        computed for the neurons whose turn it is; the others' are empty, and count nothing.
+        computed for the neurons whose turn it is, from every `Neuron.stride`-th example; the
+        others' are empty, and count nothing.
 
     Returns:
       A function of the loss's arguments that returns `(value, grads, features)`, or
@@ -54,9 +56,8 @@ def backprop(
     """
 
     def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, Features]]:
-        program = _Program(loss_fn, neurons, params, args, kwargs, has_aux)
-        if opt_state is not None:
-            program.take_turns(_due(opt_state))
+        due = None if opt_state is None else _due(opt_state)
+        program = _Program(loss_fn, neurons, params, args, kwargs, has_aux, due)
         value_and_grad = jax.value_and_grad(program.value, has_aux=True)
         (_, (outs, payloads)), grads = value_and_grad(program.trace.parameters)
         value, aux = program.trace.output_tree(outs)
@@ -98,33 +99,27 @@ class _Program:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         has_aux: bool | None,
+        due: dict[str, jax.Array] | None = None,
     ):
         self.trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
         excluded = {path for path, reason in neurons.unclaimed if reason == "excluded"}
         self.lineage, claims, _ = claim(self.trace, lambda name: name in excluded)
         self.pairs = _match(neurons, claims, self.trace)
         self.plans: dict[str, list[Plan]] = {}
+        flags: dict[int, jax.Array] = {}
         index = 0
         for neuron, c in self.pairs:
-            gram = neuron.metric == "gram"
-            plans = []
+            gram, turns = neuron.metric == "gram", neuron.name in (due or {})
+            stride = neuron.stride if turns else 1
+            plans = self.plans[neuron.name] = []
             for site in c.feeding if gram else c.sites:
-                plans.append(Plan(index, site, arrange(site, c) if gram else None))
+                moments = dataclasses.replace(arrange(site, c), stride=stride) if gram else None
+                plans.append(Plan(index, site, moments))
+                if due and turns:
+                    flags[index] = due[neuron.name]
                 index += 1
-            self.plans[neuron.name] = plans
-        self.emitter = Emitter(
-            [plan for plans in self.plans.values() for plan in plans], self.lineage.origins
-        )
-
-    def take_turns(self, due: dict[str, jax.Array]) -> None:
-        """Leaves out the moments of neurons that are not due."""
-        flags = {
-            plan.index: due[name]
-            for name, plans in self.plans.items()
-            for plan in plans
-            if name in due
-        }
-        self.emitter = self.emitter.taking_turns(flags)
+        every_plan = [plan for plans in self.plans.values() for plan in plans]
+        self.emitter = Emitter(every_plan, self.lineage.origins, flags)
 
     def value(
         self, parameters: Sequence[Any], taps: dict[int, jax.Array] | None = None

@@ -1,4 +1,8 @@
-"""Factors of the metric, with the bias eliminated instead of a column of ones appended."""
+"""The metric's inverse, with the bias eliminated instead of a column of ones appended.
+
+It is made once in a while and used at every step. So what is kept are explicit inverses: products
+with them keep all cores or an accelerator busy, triangular solves do not.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,7 +12,27 @@ from jax import Array, lax
 
 from ._metric import Theta
 
+LEAF = 256  # the largest matrix that is factorised as a whole
+
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+class Inverse(NamedTuple):
+    r""":math:`M^{-1}`.
+
+    Attributes:
+      mean: of the features, [g, d], or None where there is no bias.
+      matrix: the inverse of their covariance, without a bias of their second moment: [g, d, d], or
+        [g, d] if it is diagonal.
+    """
+
+    mean: Array | None
+    matrix: Array
+
+    def solve(self, theta: Theta) -> Theta:
+        """:math:`M^{-1}` times a gradient."""
+        weight = _multiply(self.matrix, _centre(self.mean, theta))
+        return Theta(weight, _uncentre(self.mean, weight, theta.bias))
 
 
 class Factor(NamedTuple):
@@ -18,34 +42,91 @@ class Factor(NamedTuple):
     :math:`\Sigma = C C^T` is the covariance; without a bias, :math:`E[x x^T] = C C^T = L L^T`.
 
     Attributes:
-      mean: [g, d], or None where there is no bias.
-      root: C, lower triangular [g, d, d] or diagonal [g, d].
+      mean: of the features, [g, d], or None where there is no bias.
+      whitener: :math:`C^{-1}`, lower triangular [g, d, d] or diagonal [g, d].
     """
 
     mean: Array | None
-    root: Array
+    whitener: Array
 
     def lower_solve(self, theta: Theta) -> Theta:
         """:math:`L^{-1}` times a gradient."""
-        weight, bias = theta
-        if bias is not None and self.mean is not None:
-            weight = weight - self.mean[:, :, None] * bias[:, None, :]
-        return Theta(self._root_solve(weight, transpose=False), bias)
+        return Theta(_multiply(self.whitener, _centre(self.mean, theta)), theta.bias)
 
     def upper_solve(self, theta: Theta) -> Theta:
         """:math:`L^{-T}` times a whitened vector: a direction."""
-        weight, bias = self._root_solve(theta.weight, transpose=True), theta.bias
-        if bias is not None and self.mean is not None:
-            bias = bias - _matmul(self.mean[:, None, :], weight)[:, 0, :]
-        return Theta(weight, bias)
+        diagonal = self.whitener.ndim == 2
+        weight = _multiply(self.whitener if diagonal else self.whitener.mT, theta.weight)
+        return Theta(weight, _uncentre(self.mean, weight, theta.bias))
 
     def solve(self, theta: Theta) -> Theta:
         """:math:`M^{-1}` times a gradient."""
         return self.upper_solve(self.lower_solve(theta))
 
-    def _root_solve(self, weight: Array, transpose: bool) -> Array:
-        if self.root.ndim == 2:
-            return weight / self.root[:, :, None]
-        return lax.linalg.triangular_solve(
-            self.root, weight, left_side=True, lower=True, transpose_a=transpose
-        )
+
+def invert(metric: Array) -> Array:
+    r"""The inverse of positive definite matrices [g, d, d], or diagonals [g, d]; NaN if not.
+
+    By halves, so that almost all of the work is in products:
+
+    .. math::
+      \begin{pmatrix} A & B^T \\ B & D \end{pmatrix}^{-1} = \begin{pmatrix}
+      A^{-1} + E^T S^{-1} E & -E^T S^{-1} \\ -S^{-1} E & S^{-1} \end{pmatrix},
+      \quad E = B A^{-1}, \quad S = D - E B^T.
+    """
+    if metric.ndim == 2:
+        return 1 / jnp.where(metric > 0, metric, jnp.nan)
+    if metric.shape[-1] <= LEAF:
+        root = inverse_root(metric)
+        return _matmul(root.mT, root)
+    a, b, d = _halves(metric)
+    first = invert(a)
+    e = _matmul(b, first)
+    second = invert(d - _matmul(e, b.mT))
+    corner = -_matmul(second, e)
+    return jnp.block([[first - _matmul(e.mT, corner), corner.mT], [corner, second]])
+
+
+def inverse_root(metric: Array) -> Array:
+    r""":math:`C^{-1}` of metrics :math:`C C^T`, likewise by halves.
+
+    .. math::
+      \begin{pmatrix} C_1 & 0 \\ E & C_2 \end{pmatrix}^{-1} = \begin{pmatrix}
+      C_1^{-1} & 0 \\ -C_2^{-1} E C_1^{-1} & C_2^{-1} \end{pmatrix},
+      \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
+    """
+    if metric.ndim == 2:
+        return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
+    if metric.shape[-1] <= LEAF:
+        identity = jnp.broadcast_to(jnp.eye(metric.shape[-1], dtype=metric.dtype), metric.shape)
+        root = jnp.linalg.cholesky(metric)
+        return lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
+    a, b, d = _halves(metric)
+    first = inverse_root(a)
+    e = _matmul(b, first.mT)
+    second = inverse_root(d - _matmul(e, e.mT))
+    corner = -_matmul(second, _matmul(e, first))
+    return jnp.block([[first, jnp.zeros_like(b.mT)], [corner, second]])
+
+
+def _halves(metric: Array) -> tuple[Array, Array, Array]:
+    half = metric.shape[-1] // 2
+    return metric[:, :half, :half], metric[:, half:, :half], metric[:, half:, half:]
+
+
+def _multiply(matrix: Array, weight: Array) -> Array:
+    return matrix[:, :, None] * weight if matrix.ndim == 2 else _matmul(matrix, weight)
+
+
+def _centre(mean: Array | None, theta: Theta) -> Array:
+    """What is left of a gradient's weight for centred features."""
+    if theta.bias is None or mean is None:
+        return theta.weight
+    return theta.weight - mean[:, :, None] * theta.bias[:, None, :]
+
+
+def _uncentre(mean: Array | None, weight: Array, bias: Array | None) -> Array | None:
+    """The bias that goes with a direction's weight, once features are not centred."""
+    if bias is None or mean is None:
+        return bias
+    return bias - _matmul(mean[:, None, :], weight)[:, 0, :]

@@ -9,6 +9,7 @@ import optax
 from jax import Array, lax
 
 from ._interpret import is_parameter
+from ._metric import Gram
 
 
 class GuardState(NamedTuple):
@@ -73,12 +74,20 @@ def at_least_float32(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
+def _squares(node: Any) -> Any:
+    """Of a gram the diagonal: no entry of a second moment is larger than the largest there."""
+    if not isinstance(node, Gram) or node.second.ndim == 2:
+        return node
+    return jnp.diagonal(node.second, axis1=1, axis2=2)
+
+
 def _all_finite(tree: Any) -> Array:
     """Whether all sums of squares are finite.
 
     Inside a jitted step this becomes a chain of scalars, which compiles in no time. An array of
     them, or a selection between old and new state, took XLA a minute for a small transformer.
     """
+    tree = jax.tree.map(_squares, tree, is_leaf=lambda node: isinstance(node, Gram))
     leaves = [x for x in jax.tree.leaves(at_least_float32(tree)) if is_parameter(x)]
     finite = (jnp.isfinite(jnp.sum(x * x)) for x in leaves)
     return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from ._damping import Damping, block_mean
@@ -64,7 +64,7 @@ def preconditioner(
       damping: what the metric's diagonal is raised by.
 
     Returns:
-      A factor with a diagonal root.
+      A factor with a diagonal whitener.
     """
     mean = jnp.zeros_like(moments.square) if moments.first is None else moments.first
     variance = jnp.maximum(moments.square - mean**2, 0)
@@ -73,4 +73,4 @@ def preconditioner(
         diagonal = diagonal + mean**2
     diagonal = diagonal + damping.gamma(neuron, moments, bias)
     # Only an input that is dead together with its whole block has no variance left: leave it alone.
-    return Factor(mean if bias else None, jnp.sqrt(jnp.where(diagonal > 0, diagonal, 1)))
+    return Factor(mean if bias else None, lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1)))

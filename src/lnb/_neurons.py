@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from ._cost import EVERY, backprop_flops
 from ._interpret import (
     Claim,
     Layout,
     Lineage,
     Trace,
     accumulator,
+    arrange,
     is_parameter,
     make_claims,
     path_name,
@@ -27,6 +29,8 @@ from ._interpret import (
 )
 from ._metric import Features, Theta, product
 from ._table import render
+
+ROWS = 4  # positions that every input should have at least, where they are thinned out
 
 METRICS = ("auto", "matrix-free", "gram")
 Exclude = str | Callable[[str], bool] | None
@@ -47,6 +51,7 @@ class Neuron:
       d_out: the number of outputs.
       sites: at how many places in the program it is applied.
       n: the number of positions at which one output unit is computed.
+      stride: with `backprop(..., opt_state=opt_state)`, M comes from every so many examples.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Neuron:
     bias_layout: Layout | None = dataclasses.field(repr=False)
     has_gram: bool = dataclasses.field(repr=False)
     turn: int = dataclasses.field(default=0, repr=False)  # the same where fed by the same arrays
+    stride: int = 1
+    moment_flops: float = dataclasses.field(default=0.0, repr=False)  # of all positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +119,7 @@ def find_neurons(
     has_aux: bool = False,
     metric: str = "auto",
     exclude: Exclude = None,
+    statistics_share: float = 0.02,
     **kwargs: Any,
 ) -> Neurons:
     """Finds the linear neurons of a network by following its parameters through the loss.
@@ -129,6 +137,9 @@ def find_neurons(
         features themselves, `"auto"` whichever is cheaper.
       exclude: parameters to leave unclaimed: a regular expression searched for in key paths, or a
         function of the key path.
+      statistics_share: what second moments may cost, as a share of the flops of backpropagation.
+        Where they would cost more, `backprop(..., opt_state=opt_state)` takes them from every
+        `Neuron.stride`-th example; `math.inf` is all examples.
       **kwargs: the other keyword arguments of `loss_fn`.
 
     Returns:
@@ -144,14 +155,22 @@ def find_neurons(
     """
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {METRICS}, not {metric!r}.")
+    if not statistics_share > 0:
+        raise ValueError(f"statistics_share should be positive, such as 0.02: {statistics_share}.")
     trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
     _, claims, unclaimed = claim(trace, exclude)
-    turns: dict[Any, int] = {}
-    neurons = tuple(
-        _neuron(c, trace, metric, turns.setdefault(_sources(c), len(turns))) for c in claims
-    )
+    groups: dict[Any, list[Claim]] = {}
+    for c in claims:
+        groups.setdefault(_sources(c), []).append(c)
+    neurons = {
+        id(c): neuron
+        for turn, group in enumerate(groups.values())
+        for c, neuron in zip(
+            group, _fed_alike(group, trace, metric, turn, statistics_share), strict=True
+        )
+    }
     return Neurons(
-        neurons,
+        tuple(neurons[id(c)] for c in claims),
         tuple((trace.names[i], reason) for i, reason in sorted(unclaimed.items())),
         tuple(zip(trace.names, trace.shapes, strict=True)),
     )
@@ -186,6 +205,30 @@ def _sources(c: Claim) -> Any:
     return frozenset(tuple(id(x) for x in site.features) for site in sites) if sites else id(c)
 
 
+def _fed_alike(
+    claims: list[Claim], trace: Trace, metric: str, turn: int, statistics_share: float
+) -> list[Neuron]:
+    """The neurons that some arrays feed. What they share is computed for all at once."""
+    neurons = [_neuron(c, trace, metric, turn) for c in claims]
+    grams = [c for c, neuron in zip(claims, neurons, strict=True) if neuron.metric == "gram"]
+    if not grams:
+        return neurons
+    arranged = [(site, arrange(site, c)) for c in grams for site in c.feeding]
+    # The moments' share of the flops, were they taken at all positions.
+    flops = max(neuron.moment_flops for neuron in neurons)
+    share = flops / EVERY / max(1.0, sum(map(backprop_flops, neurons)))
+    rows = min(neuron.n // (ROWS * neuron.layout.inputs) for neuron in neurons)
+    stride = min(
+        math.ceil(share / statistics_share), rows, *(a.longest_stride() for _, a in arranged)
+    )
+    sharded = any(c.sharded for c in grams)
+    stride = 1 if sharded else max(1, stride)
+    return [
+        dataclasses.replace(neuron, stride=stride, moment_flops=neuron.moment_flops / len(grams))
+        for neuron in neurons
+    ]
+
+
 def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
     return Neuron(
         name=trace.names[c.weight] + c.suffix,
@@ -201,7 +244,12 @@ def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
         bias_layout=c.bias_layout,
         has_gram=c.has_gram,
         turn=turn,
+        moment_flops=sum(_moment_flops(site, c) for site in c.feeding) if c.has_gram else 0.0,
     )
+
+
+def _moment_flops(site: Any, c: Claim) -> float:
+    return arrange(site, c).flops(site.features[0].aval.shape) * math.prod(site.loops)
 
 
 def _choose(c: Claim, metric: str) -> str:

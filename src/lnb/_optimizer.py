@@ -83,15 +83,17 @@ def scale_by_lnb(
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}.")
     named = {neuron.name: neuron for neuron in neurons}
+    needs_factor = NORMS[norm].needs_factor
+    solvers = {n.name: solver.factored() if needs_factor(n) else solver for n in neurons}
     damping_ = Damping(damping, relative_damping)
 
     def due(states: dict[str, Any]) -> Due:
-        return Due({name: solver.due(named[name], state) for name, state in states.items()})
+        return Due({name: solvers[name].due(named[name], s) for name, s in states.items()})
 
     def init_fn(params: Any) -> ScaleByLNBState:
         thetas, _ = split(neurons, params)
         zero = jnp.zeros((), jnp.result_type(float))
-        solver_state = {name: solver.init(named[name], theta) for name, theta in thetas.items()}
+        solver_state = {name: solvers[name].init(named[name], t) for name, t in thetas.items()}
         state = ScaleByLNBState(
             count=jnp.zeros((), jnp.int32),
             solver=solver_state,
@@ -103,6 +105,7 @@ def scale_by_lnb(
         return jax.tree.map(jnp.copy, state)  # a buffer each, so that they can be donated
 
     def boost(neuron: Neuron, features: Any, gradient: Theta, state: Any) -> tuple[Boosted, Any]:
+        solver = solvers[neuron.name]
         if features is not None:
             state = solver.update(neuron, features, state, damping_)
         direction, state = solver.direction(neuron, features, gradient, state, damping_)
@@ -112,7 +115,7 @@ def scale_by_lnb(
     def update_fn(updates, state, params=None, *, features=MISSING, **extra_args):
         del params, extra_args
         gradients, rest = split(neurons, at_least_float32(updates))
-        remembered = all(solver.remembers(named[name]) for name in gradients)
+        remembered = all(solvers[name].remembers(named[name]) for name in gradients)
         if features is not None or not remembered:
             features = _checked(features, named, gradients)
         boosted, solver_state = {}, {}

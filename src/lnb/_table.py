@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._cost import backprop_flops, is_orthogonalized, predict
+
 if TYPE_CHECKING:
-    from ._neurons import Neuron, Neurons
+    from ._neurons import Neurons
 
 
 def render(neurons: Neurons) -> str:
     """One row a neuron; below, what is unclaimed and why."""
-    costs = {neuron.name: _cost(neuron) for neuron in neurons}
-    whole = sum(_backprop(n) + costs[n.name] for n in neurons) or 1
-    head = ("neuron", "kind", "d_in x d_out", "bias", "sites", "n", "metric", "cost")
+    costs = {neuron.name: predict(neuron, spectral=is_orthogonalized(neuron)) for neuron in neurons}
+    whole = sum(map(backprop_flops, neurons)) or 1
+    head = ("neuron", "kind", "d_in x d_out", "bias", "sites", "n", "metric", "stride", "cost")
     rows = [
         (
             neuron.name or "(the parameter)",
@@ -22,40 +24,21 @@ def render(neurons: Neurons) -> str:
             str(neuron.sites) if neuron.sites else "-",
             str(neuron.n) if neuron.sites else "-",
             neuron.metric,
-            f"{costs[neuron.name] / whole:.1%}",
+            str(neuron.stride) if neuron.metric == "gram" else "-",
+            f"{costs[neuron.name].total / whole:.1%}",
         )
         for neuron in neurons
     ]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    right = {2, 4, 5, 7}
+    right = {2, 4, 5, 7, 8}
     line = lambda cells: "  ".join(
         cell.rjust(width) if i in right else cell.ljust(width)
         for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
     ).rstrip()
     lines = [line(head), line(["-" * width for width in widths]), *map(line, rows)]
+    total = sum(cost.total for cost in costs.values()) / whole
+    lines += ["", f"A step of lnb.lnb costs about {total:.1%} more flops than backpropagation."]
     if neurons.unclaimed:
         lines += ["", "unclaimed (identity metric):"]
         lines += [f"  {path}: {reason}" for path, reason in neurons.unclaimed]
     return "\n".join(lines)
-
-
-def _backprop(neuron: Neuron) -> float:
-    """The flops of the forward and backward pass."""
-    if neuron.kind in {"dense", "conv"}:
-        return 6.0 * neuron.n * _weights(neuron)
-    return 6.0 * neuron.n * neuron.d_out
-
-
-def _weights(neuron: Neuron) -> int:
-    return neuron.layout.blocks * neuron.layout.inputs * neuron.layout.outputs
-
-
-def _cost(neuron: Neuron) -> float:
-    """The flops of its statistics at every step: a gram, or three products with M."""
-    if neuron.kind == "identity":
-        return 0.0
-    if neuron.kind in {"lookup", "scale"} and neuron.has_gram:
-        return 2.0 * neuron.n * (neuron.layout.blocks if neuron.kind == "scale" else 1)
-    if neuron.metric == "gram":
-        return 2.0 * neuron.n * neuron.layout.blocks * neuron.layout.inputs**2
-    return 12.0 * neuron.n * _weights(neuron)

@@ -71,9 +71,9 @@ def from_features(make: Callable[..., optax.GradientTransformationExtraArgs]) ->
 
     def make_method(problem: Problem, params, batch, key) -> Method:
         neurons = lnb.find_neurons(problem.loss, params, batch, key)
-        backprop = lnb.backprop(problem.loss, neurons)
 
         def step(learning_rate, params, state, batch, key):
+            backprop = lnb.backprop(problem.loss, neurons, opt_state=state)
             loss, gradients, features = backprop(params, batch, key)
             optimizer = make(learning_rate, neurons)
             updates, state = optimizer.update(gradients, state, params, features=features)

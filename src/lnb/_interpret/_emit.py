@@ -58,11 +58,18 @@ def make_program(site: Site) -> Program:
 
 
 class Emitter:
-    def __init__(self, plans: Sequence[Plan], origins: dict[int, tuple[Scope, Any]]):
+    """Emits what the plans say; moments only where they are due, by the plans' indices."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        origins: dict[int, tuple[Scope, Any]],
+        due: Mapping[int, Array] | None = None,
+    ):
         self.moments: dict[Scope, list[Plan]] = {}
         self.residuals: dict[Scope, list[tuple[Plan, int, Any]]] = {}
         self.taps: dict[Scope, dict[Any, Array]] = {}
-        self.due: Mapping[int, Array] = {}
+        self.due: Mapping[int, Array] = due or {}
         self.plans = {plan.index: plan for plan in plans}
         for plan in plans:
             if plan.moments is not None:
@@ -84,12 +91,6 @@ class Emitter:
         for index, tap in taps.items():
             site = self.plans[index].site
             other.taps.setdefault(site.scope, {})[site.output] = tap
-        return other
-
-    def taking_turns(self, due: Mapping[int, Array]) -> Emitter:
-        """The same, with moments computed only where it is due, by the plans' indices."""
-        other = copy.copy(self)
-        other.due = due
         return other
 
     def _live(self, scope: Scope) -> bool:
@@ -144,7 +145,8 @@ class Emitter:
             lambda: arrangement.moments(*features),
             lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
         )
-        return {**payload, "count": jnp.where(turn, jnp.float32(site.count(len(scope.loops))), 0)}
+        count = arrangement.kept(site.count(len(scope.loops)))
+        return {**payload, "count": jnp.where(turn, jnp.float32(count), 0)}
 
     def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
         name = eqn.primitive.name

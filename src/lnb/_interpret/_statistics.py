@@ -44,9 +44,12 @@ class Arrangement:
     scale: float
     scanned: tuple[bool, ...]
     options: tuple[tuple[str, Any], ...]  # of the patches, of the lookup, of the products
+    stride: int = 1  # moments are taken at every so many positions of the first axis that has any
 
     def moments(self, *xs: Array) -> dict[str, Array]:
         """The sums of x x^T [blocks, inputs, inputs] and x [blocks, inputs], of one turn."""
+        if self.stride > 1:
+            return self._thinned().moments(self._thin(*xs))
         if self.kind == "lookup":
             return {"second": self._occurrences(*xs)}
         windows = self._windows(xs[0]) if self.kind == "conv" else None
@@ -56,6 +59,41 @@ class Arrangement:
             "second": second.reshape(g, d, d) * self.scale**2,
             "first": first.reshape(g, d) * self.scale,
         }
+
+    def flops(self, shape: Sequence[int]) -> float:
+        """Of the moments of features of a shape, of one turn."""
+        if self.kind == "lookup":
+            return float(math.prod(shape))
+        windows = cheaper_windows(tuple(shape), dict(self.options)) if self.kind == "conv" else None
+        if windows is not None and self._fits(windows):
+            return windows.flops()
+        return 2.0 * math.prod(self.sizes) * self._size(self.inputs)
+
+    def longest_stride(self) -> int:
+        """The most that `stride` may be: at least two of what it leaves out must be left."""
+        if self.kind not in {"dense", "conv"} or not self.positions:
+            return 1
+        if self.kind == "conv" and dict(self.options)["dimension_numbers"].out_spec[0] != 0:
+            return 1  # only a batch that comes first is thinned
+        return max(1, self.sizes[self.positions[0]] // 2)
+
+    def kept(self, count: int) -> int:
+        """How many of so many positions the moments are taken at."""
+        size = self.sizes[self.positions[0]] if self.stride > 1 else 1
+        return count // size * -(-size // self.stride)
+
+    def _thinned(self) -> Arrangement:
+        axis = self.positions[0]
+        size = -(-self.sizes[axis] // self.stride)
+        sizes = (*self.sizes[:axis], size, *self.sizes[axis + 1 :])
+        return dataclasses.replace(self, sizes=sizes, stride=1)
+
+    def _thin(self, x: Array) -> Array:
+        if self.kind == "conv":
+            axis = dict(self.options)["dimension_numbers"].lhs_spec[0]
+        else:
+            x, axis = x.reshape(self.sizes), self.positions[0]
+        return lax.slice_in_dim(x, 0, None, self.stride, axis)
 
     def all_moments(self, *xs: Array) -> dict[str, Array]:
         """The same over all turns of all loops, whose axes the features have in front."""
@@ -118,8 +156,10 @@ class Arrangement:
     def _windows(self, x: Array) -> Windows | None:
         """Of a convolution without groups, where they are cheaper than patches."""
         windows = cheaper_windows(x.shape, dict(self.options))
-        whole = windows and windows.channels * windows.taps == self._size(self.inputs)
-        return windows if whole else None
+        return windows if windows is not None and self._fits(windows) else None
+
+    def _fits(self, windows: Windows) -> bool:
+        return windows.channels * windows.taps == self._size(self.inputs)
 
     def _window_sums(self, windows: Windows, x: Array) -> tuple[Array, Array]:
         dtype = accumulator(x.dtype)

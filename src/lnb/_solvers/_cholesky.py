@@ -1,6 +1,6 @@
-"""A running second moment, factorised every so often."""
+"""A running second moment, inverted every so often."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._damping import Damping
-from .._factor import Factor
-from .._metric import Theta
+from .._factor import Factor, Inverse, inverse_root, invert
+from .._metric import Theta, count
 from .._neurons import Neuron
 from ._cg import CG
 from ._protocol import Solver, check_settings
@@ -20,53 +20,64 @@ class CholeskyState(NamedTuple):
     """What `Cholesky` remembers about a neuron."""
 
     running: Running
-    factor: Factor
+    inverse: Inverse | Factor
 
 
 @dataclass(frozen=True)
 class Cholesky(Solver):
     """Exact directions for a running metric: the paper's second online option.
 
-    The metric of a lookup or a scale is diagonal and needs no factorisation. Neurons without a
-    gram, those used in two orientations, are left to another solver.
+    Every so often it is a neuron's turn: its features join the running second moment, and that is
+    factorised and inverted. Turns are frequent at first, and different neurons have theirs at
+    different steps. The metric of a lookup or a scale is diagonal and needs no factorisation.
+    Neurons without a gram, those used in two orientations, are left to another solver.
 
     Args:
-      decay: decay of the running moments.
-      every: steps from one factorisation to the next.
+      decay: decay of the running moments, from turn to turn.
+      every: steps from one turn to the next, once training has gone on for a while.
       fallback: the solver for neurons without a gram.
+      factors: whether to hold M as L L^T, as `norm="spectral"` asks for by itself, rather than
+        its inverse.
     """
 
     decay: float = 0.95
-    every: int = 1
+    every: int = 10
     fallback: Solver = field(default_factory=CG)
+    factors: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
+
+    def factored(self) -> "Cholesky":
+        return replace(self, fallback=self.fallback.factored(), factors=True)
 
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not neuron.has_gram:
             return self.fallback.init(neuron, theta)
         running = Running.empty(neuron, theta)
         # Until the first factorisation succeeds, M = I.
-        root = jnp.ones_like(running.second)
-        if root.ndim == 3:
-            root = root * jnp.eye(root.shape[-1], dtype=root.dtype)[None]
-        return CholeskyState(running, Factor(running.first, root))
+        identity = jnp.ones_like(running.second)
+        if identity.ndim == 3:
+            identity = identity * jnp.eye(identity.shape[-1], dtype=identity.dtype)[None]
+        return CholeskyState(running, self._holder(running.first, identity))
+
+    @property
+    def _holder(self) -> type[Inverse] | type[Factor]:
+        return Factor if self.factors else Inverse
 
     def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
         if not neuron.has_gram:
             return self.fallback.update(neuron, features, state, damping)
-        due = self.due(neuron, state)
-        running = state.running.absorb(features, self.decay, due)
+        running, turn, seen = state.running, self.due(neuron, state), count(features) > 0
 
-        def factorize() -> Factor:
-            root = _root(running.metric(neuron, damping))
-            return _keep_finite(Factor(running.first, root), state.factor)
+        def refresh() -> tuple[Any, Any]:
+            new = running.absorb(features, self.decay)
+            metric = new.metric(neuron, damping)
+            inverse = inverse_root(metric) if self.factors else invert(metric)
+            return new.average, _keep_finite(self._holder(new.first, inverse), state.inverse)
 
-        if self.every == 1:
-            return CholeskyState(running, factorize())
-        due &= ~running.missed
-        return CholeskyState(running, lax.cond(due, factorize, lambda: state.factor))
+        average, inverse = lax.cond(turn & seen, refresh, lambda: (running.average, state.inverse))
+        return CholeskyState(Running(running.count + 1, turn & ~seen, average), inverse)
 
     def due(self, neuron: Neuron, state: Any) -> Array:
         if not neuron.has_gram:
@@ -81,22 +92,17 @@ class Cholesky(Solver):
     ) -> tuple[Theta, Any]:
         if not neuron.has_gram:
             return self.fallback.direction(neuron, features, gradient, state, damping)
-        return state.factor.solve(gradient), state
+        return state.inverse.solve(gradient), state
 
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
-        return state.factor if neuron.has_gram else self.fallback.factor(neuron, state)
+        if not neuron.has_gram:
+            return self.fallback.factor(neuron, state)
+        return state.inverse if isinstance(state.inverse, Factor) else None
 
 
-def _root(metric: Array) -> Array:
-    """The Cholesky factor; NaN where there is none."""
-    if metric.ndim == 2:
-        return jnp.sqrt(jnp.where(metric > 0, metric, jnp.nan))
-    return jnp.linalg.cholesky(metric)
-
-
-def _keep_finite(new: Factor, old: Factor) -> Factor:
-    """The new factor in the blocks where the factorisation succeeded, the old one elsewhere."""
-    finite = jnp.isfinite(new.root)
+def _keep_finite(new: Any, old: Any) -> Any:
+    """The new inverse in the blocks where the factorisation succeeded, the old one elsewhere."""
+    finite = jnp.isfinite(new[1])
     if finite.ndim == 3:
         finite = jnp.all(finite, (1, 2))[:, None]
 

@@ -46,8 +46,12 @@ class Solver(Protocol):
         """The direction and the next state. `state` comes from `update` on the same features."""
         ...
 
+    def factored(self) -> "Solver":
+        """The same solver, with factors where it can have them."""
+        return self
+
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
-        """The metric as L L^T where the solver has it: `norm="spectral"` asks for it."""
+        """The metric as L L^T where the solver has it: `norm="spectral"` needs it."""
         del neuron, state
         return None
 

@@ -50,14 +50,14 @@ class Running(NamedTuple):
         interval = jnp.clip(1 + self.count // every, 1, every)
         return self.missed | ((self.count + neuron.turn) % interval == 0)
 
-    def absorb(self, features: Any, decay: float, due: Array) -> "Running":
-        """With one more batch; of a batch without positions only the step counts."""
+    def absorb(self, features: Any, decay: float) -> "Running":
+        """With one more batch; one without positions changes nothing but the count."""
         batch = gram(features)
         assert batch is not None
         second, first, n = jax.tree.map(lambda x: x.astype(self.second.dtype), batch)
         means = (None if self.first is None else first / n, second.reshape(self.second.shape) / n)
         average = self.average.absorb(means, decay, seen=n > 0)
-        return Running(self.count + 1, due & (n == 0), average)
+        return Running(self.count + 1, n == 0, average)
 
     def metric(self, neuron: Neuron, damping: Damping) -> Array:
         r"""What is left of M without the bias, or its diagonal.

@@ -1,6 +1,6 @@
 """A running inverse, updated by the Woodbury identity."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._damping import Damping
-from .._factor import Factor
+from .._factor import Factor, Inverse, inverse_root, invert
 from .._metric import Theta, count, rows
 from .._neurons import Neuron
 from ._cg import CG
@@ -39,18 +39,23 @@ class Woodbury(Solver):
       decay: decay of the running moments.
       every: steps from one fresh inverse to the next.
       fallback: the solver for neurons without a gram.
+      factors: see `lnb.Cholesky`, which serves where X is not held.
     """
 
     decay: float = 0.95
     every: int = 20
     fallback: Solver = field(default_factory=CG)
+    factors: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
 
+    def factored(self) -> "Woodbury":
+        return replace(self, fallback=self.fallback.factored(), factors=True)
+
     @property
     def _cholesky(self) -> Cholesky:
-        return Cholesky(self.decay, self.every, self.fallback)
+        return Cholesky(self.decay, self.every, self.fallback, self.factors)
 
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not _holds_rows(neuron):
@@ -66,12 +71,12 @@ class Woodbury(Solver):
         x, n = rows(features), count(features)
         assert x is not None
         due = state.running.due(neuron, self.every)
-        running = state.running.absorb(features, self.decay, due)
+        running = state.running.absorb(features, self.decay)
         # Control flow may have left out some of the rows: then they are not the batch.
         due |= n != x.shape[1]
         inverse = lax.cond(
             due,
-            lambda: _invert(running.metric(neuron, damping)),
+            lambda: invert(running.metric(neuron, damping)),
             lambda: _absorb_rows(state, x.astype(state.inverse.dtype), self.decay),
         )
         good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (n > 0)
@@ -90,7 +95,7 @@ class Woodbury(Solver):
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        return _solve(state.inverse, state.running.first, gradient), state
+        return Inverse(state.running.first, state.inverse).solve(gradient), state
 
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
         return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)
@@ -98,11 +103,6 @@ class Woodbury(Solver):
 
 def _holds_rows(neuron: Neuron) -> bool:
     return neuron.kind == "dense" and neuron.metric == "matrix-free" and neuron.has_gram
-
-
-def _invert(matrix: Array) -> Array:
-    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-    return _gram(_root_solve(matrix, identity))
 
 
 def _absorb_rows(state: WoodburyState, x: Array, decay: float) -> Array:
@@ -120,22 +120,5 @@ def _absorb_rows(state: WoodburyState, x: Array, decay: float) -> Array:
     inverse, x = state.inverse / (1 - rate), x * jnp.sqrt(rate / n)
     projected = _matmul(x, inverse)
     inner = jnp.eye(x.shape[1], dtype=x.dtype)[None] + _matmul(projected, x.mT)
-    return inverse - _gram(_root_solve(inner, projected))
-
-
-def _root_solve(matrix: Array, right: Array) -> Array:
-    """C^-1 times the right-hand side, with C C^T the matrix."""
-    root = jnp.linalg.cholesky(matrix)
-    return lax.linalg.triangular_solve(root, right, left_side=True, lower=True)
-
-
-def _gram(x: Array) -> Array:
-    return _matmul(x.mT, x)
-
-
-def _solve(inverse: Array, mean: Array | None, gradient: Theta) -> Theta:
-    weight, bias = gradient
-    if bias is None or mean is None:
-        return Theta(_matmul(inverse, weight), bias)
-    weight = _matmul(inverse, weight - mean[:, :, None] * bias[:, None, :])
-    return Theta(weight, bias - _matmul(mean[:, None, :], weight)[:, 0, :])
+    whitened = _matmul(inverse_root(inner), projected)
+    return inverse - _matmul(whitened.mT, whitened)

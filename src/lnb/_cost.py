@@ -1,0 +1,69 @@
+"""What a boosted step costs beyond backpropagation, in floating-point operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ._neurons import Neuron
+
+EVERY = 10  # steps from one turn of a neuron to the next, by default
+ORTHOGONALIZE_STEPS = 4
+
+
+class Cost(NamedTuple):
+    """The flops of one neuron in one step, on average over turns.
+
+    Attributes:
+      statistics: of its second moment.
+      inverse: of inverting that.
+      direction: of the products with the inverse.
+      orthogonalize: of `norm="spectral"`.
+    """
+
+    statistics: float
+    inverse: float
+    direction: float
+    orthogonalize: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def predict(neuron: Neuron, every: int = EVERY, spectral: bool = False) -> Cost:
+    """The cost of a neuron with `lnb.Cholesky`, or of one that this leaves to `lnb.CG`."""
+    if neuron.kind == "identity":
+        return Cost(0.0, 0.0, 0.0, 0.0)
+    blocks, inputs, outputs = _sizes(neuron)
+    if not neuron.has_gram:  # three products with M, matrix-free
+        return Cost(0.0, 0.0, 12.0 * neuron.n * blocks * inputs * outputs, 0.0)
+    products = 2 if spectral else 1  # with L^-1 and L^-T, or with M^-1
+    orthogonalize = orthogonalize_flops(neuron) if spectral else 0.0
+    statistics = neuron.moment_flops / neuron.stride / every
+    if neuron.kind in {"lookup", "scale"}:
+        return Cost(statistics, 0.0, products * blocks * inputs * outputs, orthogonalize)
+    inverse = 4 / 3 * blocks * inputs**3 / every
+    return Cost(statistics, inverse, products * 2.0 * blocks * inputs**2 * outputs, orthogonalize)
+
+
+def backprop_flops(neuron: Neuron) -> float:
+    """Of the forward and the backward pass."""
+    blocks, inputs, outputs = _sizes(neuron)
+    return 6.0 * neuron.n * blocks * (1 if neuron.kind == "lookup" else inputs) * outputs
+
+
+def orthogonalize_flops(neuron: Neuron) -> float:
+    """Of making a neuron's whitened gradient orthogonal, by products."""
+    blocks, inputs, outputs = _sizes(neuron)
+    small, large = sorted((inputs, outputs))
+    return ORTHOGONALIZE_STEPS * blocks * (4.0 * small**2 * large + 2.0 * small**3)
+
+
+def is_orthogonalized(neuron: Neuron) -> bool:
+    """Whether `norm="auto"` means `"spectral"` for a neuron: if that is affordable."""
+    return neuron.has_gram and orthogonalize_flops(neuron) <= backprop_flops(neuron)
+
+
+def _sizes(neuron: Neuron) -> tuple[int, int, int]:
+    return neuron.layout.blocks, neuron.layout.inputs, neuron.layout.outputs
