@@ -17,7 +17,7 @@ help:
 	@echo "make test-oldest  the same with the oldest supported jax and optax"
 	@echo "make check        lint, formatting, types"
 	@echo "make format       mend what lint and formatting can mend by themselves"
-	@echo "make bench        the benchmarks"
+	@echo "make bench        what a step costs beside Adam's; ARGS=--help for more"
 	@echo "make clean        remove everything made by the above"
 
 $(INSTALLED): pyproject.toml

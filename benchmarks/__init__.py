@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench`, or `python -m benchmarks`."""
+"""What a boosted step costs beside Adam's: `make bench`."""

@@ -1,4 +1,4 @@
-from benchmarks import step_time
+from .cli import main
 
 if __name__ == "__main__":
-    step_time.main()
+    main()

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 EVERY = 10  # steps from one turn of a neuron to the next, by default
 ORTHOGONALIZE_STEPS = 4
+CG_PRODUCTS = 3  # with M, in two steps of conjugate gradients
 
 
 class Cost(NamedTuple):
@@ -36,14 +37,14 @@ def predict(neuron: Neuron, every: int = EVERY, spectral: bool = False) -> Cost:
     if neuron.kind == "identity":
         return Cost(0.0, 0.0, 0.0, 0.0)
     blocks, inputs, outputs = _sizes(neuron)
-    if not neuron.has_gram:  # three products with M, matrix-free
-        return Cost(0.0, 0.0, 12.0 * neuron.n * blocks * inputs * outputs, 0.0)
+    if not neuron.has_gram:
+        return Cost(0.0, 0.0, CG_PRODUCTS * 4.0 * neuron.n * blocks * inputs * outputs, 0.0)
     products = 2 if spectral else 1  # with L^-1 and L^-T, or with M^-1
     orthogonalize = orthogonalize_flops(neuron) if spectral else 0.0
     statistics = neuron.moment_flops / neuron.stride / every
     if neuron.kind in {"lookup", "scale"}:
         return Cost(statistics, 0.0, products * blocks * inputs * outputs, orthogonalize)
-    inverse = 4 / 3 * blocks * inputs**3 / every
+    inverse = 4 / 3 * blocks * inputs**3 / every if neuron.gram == neuron.name else 0.0
     return Cost(statistics, inverse, products * 2.0 * blocks * inputs**2 * outputs, orthogonalize)
 
 

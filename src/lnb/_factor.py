@@ -13,6 +13,7 @@ from jax import Array, lax
 from ._metric import Theta
 
 LEAF = 256  # the largest matrix that is factorised as a whole
+TOGETHER = 2**20  # entries of a batch of matrices that are inverted at once, not one by one
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -76,6 +77,8 @@ def invert(metric: Array) -> Array:
     """
     if metric.ndim == 2:
         return 1 / jnp.where(metric > 0, metric, jnp.nan)
+    if len(metric) > 1 and metric.size > TOGETHER:  # in little memory
+        return lax.map(lambda x: invert(x[None])[0], metric)
     if metric.shape[-1] <= LEAF:
         root = inverse_root(metric)
         return _matmul(root.mT, root)
@@ -97,9 +100,11 @@ def inverse_root(metric: Array) -> Array:
     """
     if metric.ndim == 2:
         return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
+    if len(metric) > 1 and metric.size > TOGETHER:
+        return lax.map(lambda x: inverse_root(x[None])[0], metric)
     if metric.shape[-1] <= LEAF:
         identity = jnp.broadcast_to(jnp.eye(metric.shape[-1], dtype=metric.dtype), metric.shape)
-        root = jnp.linalg.cholesky(metric)
+        root = lax.linalg.cholesky(metric, symmetrize_input=False)
         return lax.linalg.triangular_solve(root, identity, left_side=True, lower=True)
     a, b, d = _halves(metric)
     first = inverse_root(a)

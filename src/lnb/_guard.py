@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array, lax
+from jax import Array
 
 from ._interpret import is_parameter
-from ._metric import Gram
+from ._metric import Gram, with_count
 
 
 class GuardState(NamedTuple):
@@ -32,8 +32,11 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
     A gradient or a feature that is not finite, or whose square is not, makes all updates zero,
     leaves the inner state as it is and is counted. Updates have the dtypes of the gradients.
 
+    There is no `lax.cond` around the whole: it would hold all state twice. Instead the inner
+    transformation is told by the keyword argument `finite`, and given empty features.
+
     Args:
-      inner: the transformation.
+      inner: the transformation; where `finite` is false it changes no array but scalars.
 
     Returns:
       A transformation.
@@ -45,21 +48,22 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
         return GuardState(count, skipped, inner.init(at_least_float32(params)))
 
     def update_fn(updates, state, params=None, **extra_args):
-        def take():
-            new, inner_state = inner.update(
-                at_least_float32(updates),
-                state.inner_state,
-                at_least_float32(params),
-                **extra_args,
-            )
-            new = optax.tree.cast_like(new, updates)
-            return new, GuardState(state.count + 1, state.skipped, inner_state)
-
-        def skip():
-            return optax.tree.zeros_like(updates), state._replace(skipped=state.skipped + 1)
-
         finite = _all_finite((updates, extra_args.get("features")))
-        return lax.cond(finite, take, skip)
+        if extra_args.get("features") is not None:
+            extra_args["features"] = _empty_unless(finite, extra_args["features"])
+        new, inner_state = inner.update(
+            at_least_float32(updates),
+            state.inner_state,
+            at_least_float32(params),
+            finite=finite,
+            **extra_args,
+        )
+        new = jax.tree.map(lambda x: jnp.where(finite, x, 0), new)
+        scalar = lambda new, old: jnp.where(finite, new, old) if jnp.ndim(new) == 0 else new
+        inner_state = jax.tree.map(scalar, inner_state, state.inner_state)
+        taken = finite.astype(jnp.int32)
+        state = GuardState(state.count + taken, state.skipped + 1 - taken, inner_state)
+        return optax.tree.cast_like(new, updates), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -72,6 +76,11 @@ def at_least_float32(tree: Any) -> Any:
         return x.astype(jnp.float32) if half else x
 
     return jax.tree.map(cast, tree)
+
+
+def _empty_unless(finite: Array, features: Any) -> Any:
+    """Features that count nothing, unless all numbers are finite."""
+    return {name: with_count(x, jnp.where(finite, x.count, 0)) for name, x in features.items()}
 
 
 def _squares(node: Any) -> Any:

@@ -119,6 +119,13 @@ def count(features: Features) -> Array:
     return features.count
 
 
+def with_count(features: Features, count: Array) -> Features:
+    """The same features, said to come from so many positions: 0 if they are to be ignored."""
+    if isinstance(features, Gram):
+        return features._replace(count=count)
+    return dataclasses.replace(features, count=count)
+
+
 def product(features: Features, theta: Theta) -> Theta:
     """M theta, exactly."""
     share = _share(features.count, theta.weight.dtype)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from ._cost import EVERY, backprop_flops
+from ._cost import CG_PRODUCTS, EVERY, backprop_flops
 from ._interpret import (
     Claim,
     Layout,
@@ -30,7 +30,7 @@ from ._interpret import (
 from ._metric import Features, Theta, product
 from ._table import render
 
-ROWS = 4  # positions that every input should have at least, where they are thinned out
+ROWS = 0.5  # positions for every input, at least, where they are thinned out: turns add to them
 
 METRICS = ("auto", "matrix-free", "gram")
 Exclude = str | Callable[[str], bool] | None
@@ -67,6 +67,7 @@ class Neuron:
     bias_layout: Layout | None = dataclasses.field(repr=False)
     has_gram: bool = dataclasses.field(repr=False)
     turn: int = dataclasses.field(default=0, repr=False)  # the same where fed by the same arrays
+    gram: str = dataclasses.field(default="", repr=False)  # the neuron whose M is also this one's
     stride: int = 1
     moment_flops: float = dataclasses.field(default=0.0, repr=False)  # of all positions
 
@@ -217,16 +218,30 @@ def _fed_alike(
     # The moments' share of the flops, were they taken at all positions.
     flops = max(neuron.moment_flops for neuron in neurons)
     share = flops / EVERY / max(1.0, sum(map(backprop_flops, neurons)))
-    rows = min(neuron.n // (ROWS * neuron.layout.inputs) for neuron in neurons)
+    rows = min(int(neuron.n / (ROWS * neuron.layout.inputs)) for neuron in neurons)
     stride = min(
         math.ceil(share / statistics_share), rows, *(a.longest_stride() for _, a in arranged)
     )
     sharded = any(c.sharded for c in grams)
     stride = 1 if sharded else max(1, stride)
+    first: dict[Any, str] = {}
     return [
-        dataclasses.replace(neuron, stride=stride, moment_flops=neuron.moment_flops / len(grams))
-        for neuron in neurons
+        dataclasses.replace(
+            neuron,
+            stride=stride,
+            moment_flops=neuron.moment_flops / len(grams),
+            gram=first.setdefault(_moments(c, neuron), neuron.name),
+        )
+        for c, neuron in zip(claims, neurons, strict=True)
     ]
+
+
+def _moments(c: Claim, neuron: Neuron) -> Any:
+    """What a neuron's M is made of; the same for neurons that have the same."""
+    if neuron.metric != "gram":
+        return neuron.name
+    sites = [(tuple(map(id, site.features)), arrange(site, c)) for site in c.feeding]
+    return c.bias is None, frozenset(sites)
 
 
 def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
@@ -242,8 +257,9 @@ def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
         n=c.n,
         layout=c.layout,
         bias_layout=c.bias_layout,
-        has_gram=c.has_gram,
+        has_gram=c.has_gram and not (metric == "auto" and _has_few_outputs(c)),
         turn=turn,
+        gram=trace.names[c.weight] + c.suffix,
         moment_flops=sum(_moment_flops(site, c) for site in c.feeding) if c.has_gram else 0.0,
     )
 
@@ -264,10 +280,24 @@ def _choose(c: Claim, metric: str) -> str:
         return metric
     if c.kind in {"lookup", "scale"}:
         return "gram"
+    if _has_few_outputs(c):
+        return "matrix-free"
     layout = c.layout
     entries, weights = layout.blocks * layout.inputs**2, math.prod(layout.shape)
     fits = entries <= max(2**22, 20 * weights)
     return "gram" if fits and c.n >= layout.inputs else "matrix-free"
+
+
+def _has_few_outputs(c: Claim) -> bool:
+    """Whether conjugate gradients on the features take less than a second moment and its inverse.
+
+    As for a classifier's last layer. A batch with fewer positions than inputs is not enough.
+    """
+    if c.kind not in {"dense", "conv"} or not c.has_gram or c.sharded:
+        return False
+    n, d, o = c.n, c.layout.inputs, c.layout.outputs
+    gram = (2 * n * d**2 + 4 / 3 * d**3) / EVERY + 2 * d**2 * o
+    return n >= d and CG_PRODUCTS * 4 * n * d * o < gram
 
 
 # -- parameters as neurons see them -------------------------------------------------------------

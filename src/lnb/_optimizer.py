@@ -1,6 +1,7 @@
 """Linear Neuron Boosting as optax transformations."""
 
 import math
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class ScaleByLNBState(NamedTuple):
 
     Attributes:
       count: steps taken.
-      solver: the solver's state for each neuron, by name.
+      solver: the solver's state for each neuron, by name; of those that share M, for the first.
       norm: sqrt(z) of the last step.
       capped: whether `min_norm` made the last step shorter.
       neuron_norms: the norm of each neuron's own direction in the last step, by name.
@@ -46,7 +47,7 @@ def scale_by_lnb(
     neurons: Neurons,
     *,
     solver: Solver = Cholesky(),
-    norm: str = "spectral",
+    norm: str = "auto",
     damping: ArrayLike = 1.0,
     relative_damping: bool = True,
     min_norm: ArrayLike = 1e-2,
@@ -63,7 +64,9 @@ def scale_by_lnb(
       solver: how directions are found: `lnb.Cholesky`, `lnb.CG`, `lnb.Woodbury`, `lnb.Krylov`.
       norm: which trust region a step is measured in. `"network"`: one for all; `"neuron"`: one for
         each neuron, and for each parameter of none; `"spectral"`: one each, in the operator norm
-        of the change, for neurons whose metric the solver factorises.
+        of the change, for neurons whose metric the solver factorises; `"auto"`: as `"spectral"`,
+        but a neuron for which that would take more flops than backpropagation keeps its direction
+        and gets the length that it would have.
       damping: :math:`\gamma`, not added for biases.
       relative_damping: whether damping is a multiple of the mean variance of a neuron's features
         (without a bias: of their mean power).
@@ -87,51 +90,66 @@ def scale_by_lnb(
     solvers = {n.name: solver.factored() if needs_factor(n) else solver for n in neurons}
     damping_ = Damping(damping, relative_damping)
 
-    def due(states: dict[str, Any]) -> Due:
-        return Due({name: solvers[name].due(named[name], s) for name, s in states.items()})
+    def holders(thetas: Iterable[str]) -> dict[str, str]:
+        """The neuron under whose name a neuron's state is held: one for all that share M."""
+        first: dict[Any, str] = {}
+        shared = {
+            name: (named[name].gram, needs_factor(named[name]))
+            if solvers[name].remembers(named[name])
+            else name
+            for name in thetas
+        }
+        return {name: first.setdefault(key, name) for name, key in shared.items()}
+
+    def due(states: dict[str, Any], holders: dict[str, str]) -> Due:
+        flags = {name: solvers[name].due(named[name], s) for name, s in states.items()}
+        return Due({name: flags[holder] for name, holder in holders.items()})
 
     def init_fn(params: Any) -> ScaleByLNBState:
         thetas, _ = split(neurons, params)
         zero = jnp.zeros((), jnp.result_type(float))
-        solver_state = {name: solvers[name].init(named[name], t) for name, t in thetas.items()}
+        held = holders(thetas)
+        solver_state = {
+            name: solvers[name].init(named[name], thetas[name])
+            for name in dict.fromkeys(held.values())
+        }
         state = ScaleByLNBState(
             count=jnp.zeros((), jnp.int32),
             solver=solver_state,
             norm=zero,
             capped=jnp.zeros((), bool),
             neuron_norms=dict.fromkeys(thetas, zero),
-            due=due(solver_state),
+            due=due(solver_state, held),
         )
         return jax.tree.map(jnp.copy, state)  # a buffer each, so that they can be donated
 
-    def boost(neuron: Neuron, features: Any, gradient: Theta, state: Any) -> tuple[Boosted, Any]:
-        solver = solvers[neuron.name]
-        if features is not None:
-            state = solver.update(neuron, features, state, damping_)
-        direction, state = solver.direction(neuron, features, gradient, state, damping_)
-        factor = solver.factor(neuron, state)
-        return Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor), state
-
-    def update_fn(updates, state, params=None, *, features=MISSING, **extra_args):
+    def update_fn(updates, state, params=None, *, features=MISSING, finite=True, **extra_args):
         del params, extra_args
         gradients, rest = split(neurons, at_least_float32(updates))
         remembered = all(solvers[name].remembers(named[name]) for name in gradients)
         if features is not None or not remembered:
             features = _checked(features, named, gradients)
-        boosted, solver_state = {}, {}
+        held, states, boosted = holders(gradients), dict(state.solver), {}
+        if features is not None:
+            for name, old in states.items():
+                states[name] = solvers[name].update(named[name], features[name], old, damping_)
         for name, gradient in gradients.items():
-            boosted[name], solver_state[name] = boost(
-                named[name], features and features[name], gradient, state.solver[name]
+            neuron, old = named[name], states[held[name]]
+            direction, new = solvers[name].direction(
+                neuron, features and features[name], gradient, old, damping_
             )
+            states[held[name]] = old if new is old else optax.tree.where(finite, new, old)
+            factor = solvers[name].factor(neuron, new)
+            boosted[name] = Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor)
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
         step = NORMS[norm](parts, min_norm)
         state = ScaleByLNBState(
             count=state.count + 1,
-            solver=solver_state,
+            solver=states,
             norm=step.norm,
             capped=step.capped,
             neuron_norms=dict(zip(boosted, step.norms, strict=False)),
-            due=due(solver_state),
+            due=due(states, held),
         )
         directions = iter(step.directions)
         thetas = {name: next(directions) for name in boosted}
@@ -147,7 +165,9 @@ class AverageGradientState(NamedTuple):
     average: Average
 
 
-def average_gradient(decay: ArrayLike, nesterov: bool = False) -> optax.GradientTransformation:
+def average_gradient(
+    decay: ArrayLike, nesterov: bool = False
+) -> optax.GradientTransformationExtraArgs:
     """Replaces gradients by their debiased exponential moving average.
 
     Args:
@@ -162,13 +182,13 @@ def average_gradient(decay: ArrayLike, nesterov: bool = False) -> optax.Gradient
     def init_fn(params: Any) -> AverageGradientState:
         return AverageGradientState(jnp.zeros((), jnp.int32), Average.empty(params))
 
-    def update_fn(updates, state, params=None):
-        del params
-        average = state.average.absorb(updates, decay)
-        ahead = average.absorb(updates, decay) if nesterov else average
+    def update_fn(updates, state, params=None, *, finite=True, **extra_args):
+        del params, extra_args
+        average = state.average.absorb(updates, decay, seen=finite)
+        ahead = average.absorb(updates, decay, seen=finite) if nesterov else average
         return ahead.value, AverageGradientState(state.count + 1, average)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def lnb(
@@ -176,7 +196,7 @@ def lnb(
     neurons: Neurons,
     *,
     solver: Solver = Cholesky(),
-    norm: str = "spectral",
+    norm: str = "auto",
     gradient_decay: ArrayLike = 0.9,
     nesterov: bool = True,
     damping: ArrayLike = 1.0,
@@ -206,7 +226,7 @@ def lnb(
       learning_rate: a number or a schedule; 0.03 is a good start.
       neurons: what `lnb.find_neurons` found.
       solver: how directions are found, see `lnb.scale_by_lnb`.
-      norm: `"network"`, `"neuron"` or `"spectral"`, see `lnb.scale_by_lnb`.
+      norm: `"network"`, `"neuron"`, `"spectral"` or `"auto"`, see `lnb.scale_by_lnb`.
       gradient_decay: decay of the gradient's moving average.
       nesterov: whether that average looks one step ahead.
       damping: see `lnb.scale_by_lnb`.

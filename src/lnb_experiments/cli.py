@@ -210,7 +210,9 @@ Command = (
 def main() -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)  # Orbax tells of every checkpoint
     command = tyro.cli(
-        Command, prog="lnb", description="The experiments of Linear Neuron Boosting."
+        Command,
+        prog="lnb",
+        description="The experiments of Linear Neuron Boosting; `lnb bench`: what a step costs.",
     )
     console = Console()
     try:

@@ -85,11 +85,14 @@ def from_features(make: Callable[..., optax.GradientTransformationExtraArgs]) ->
 
 
 def muon(learning_rate) -> optax.GradientTransformation:
-    """Muon, which also takes convolutions (height, width, inputs, outputs) for matrices."""
+    """Muon, which also takes stacks of matrices and convolutions (height, width, inputs, outputs).
+
+    Its own default takes only arrays of two axes for matrices.
+    """
 
     def as_matrix(weight):
         dims = optax.contrib.MuonDimensionNumbers
-        return {2: dims(0, 1), 4: dims((0, 1, 2), 3)}.get(weight.ndim)
+        return {2: dims(0, 1), 3: dims(1, 2), 4: dims((0, 1, 2), 3)}.get(weight.ndim)
 
     def dimension_numbers(params):
         return jax.tree.map(as_matrix, params)
@@ -103,7 +106,7 @@ SOLVERS = {
     "woodbury": lnb.Woodbury(),
     "krylov": lnb.Krylov(),
 }
-NORMS = ("spectral", "neuron", "network")
+NORMS = ("auto", "spectral", "neuron", "network")
 
 
 def _variants() -> dict[str, Optimizer]:

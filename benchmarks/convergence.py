@@ -1,0 +1,107 @@
+"""Whether cheap statistics cost convergence: the defaults beside all statistics at every step."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from rich.console import Console
+from rich.table import Table
+
+import lnb
+from lnb_experiments.data import Batches, Source, Split
+from lnb_experiments.experiment import Experiment
+from lnb_experiments.experiments import EXPERIMENTS
+
+EPOCHS = (1, 2, 4)
+EXAMPLES = 10_000  # of the training data, so that an epoch takes minutes at most
+CASES = {  # (experiment, norm): learning rate
+    ("autoencoder", "neuron"): 0.3,
+    ("autoencoder", "auto"): 0.03,
+    ("vit", "neuron"): 0.3,
+    ("vit", "auto"): 0.03,
+}
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Of one run, over all of its training examples, after each number of epochs."""
+
+    experiment: str
+    norm: str
+    full: bool
+    seed: int
+    losses: list[float]
+
+
+def converge(seeds: int, source: Source, console: Console) -> list[Losses]:
+    """Trains every case with full statistics and with the defaults."""
+    runs = []
+    for (name, norm), rate in CASES.items():
+        experiment = EXPERIMENTS[name].preset("laptop")
+        examples = experiment.load(source).train.take(slice(0, EXAMPLES))
+        for full in (True, False):
+            console.print(f"{name}, norm={norm!r}, full statistics: {full} ...", style="dim")
+            step = make_step(experiment, examples, norm, rate, full)
+            for seed in range(seeds):
+                runs.append(Losses(name, norm, full, seed, train(experiment, examples, seed, step)))
+    return runs
+
+
+def make_step(experiment: Experiment, examples: Split, norm: str, rate: float, full: bool) -> Any:
+    batch = examples.take(slice(0, experiment.batch_size))
+    params, key = jax.eval_shape(experiment.init, jax.random.key(0)), jax.random.key(0)
+    share = math.inf if full else 0.02
+    neurons = lnb.find_neurons(experiment.loss, params, batch, key, statistics_share=share)
+    solver = lnb.Cholesky(every=1) if full else lnb.Cholesky()
+    optimizer = lnb.lnb(rate, neurons, norm=norm, solver=solver)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, opt_state, batch, key):
+        backprop = lnb.backprop(experiment.loss, neurons, opt_state=opt_state)
+        loss, grads, features = backprop(params, batch, key)
+        updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    return optimizer.init, step
+
+
+def train(experiment: Experiment, examples: Split, seed: int, programs: Any) -> list[float]:
+    init, step = programs
+    key = jax.random.key(seed)
+    params = experiment.init(key)
+    state = init(params)
+    batches = Batches(examples, experiment.batch_size, seed, experiment.augment)
+    loss_of = jax.jit(lambda params, batch: experiment.loss(params, batch, None))
+    losses = []
+    for number in range(max(EPOCHS) * batches.per_epoch):
+        batch_key = jax.random.fold_in(key, number)
+        params, state, _ = step(params, state, batches.batch(number), batch_key)
+        if number + 1 in {epoch * batches.per_epoch for epoch in EPOCHS}:
+            size = experiment.batch_size
+            parts = [
+                loss_of(params, examples.take(slice(at, at + size)))
+                for at in range(0, batches.per_epoch * size, size)
+            ]
+            losses.append(float(np.mean(parts)))
+    return losses
+
+
+def print_losses(runs: Sequence[Losses], console: Console) -> None:
+    """Means over seeds, and how far the defaults are from full statistics."""
+    table = Table("", *(f"after {epoch}" for epoch in EPOCHS), title="Loss after epochs")
+    for name, norm in dict.fromkeys((run.experiment, run.norm) for run in runs):
+        own = [run for run in runs if (run.experiment, run.norm) == (name, norm)]
+        means = {
+            full: np.mean([run.losses for run in own if run.full == full], axis=0)
+            for full in (True, False)
+        }
+        table.add_row(f"{name}, {norm}: full", *(f"{x:.4g}" for x in means[True]))
+        table.add_row("its defaults", *(f"{x:.4g}" for x in means[False]))
+        change = means[False] / means[True] - 1
+        table.add_row("difference", *(f"{x:+.1%}" for x in change), end_section=True)
+    console.print(table)

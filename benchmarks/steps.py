@@ -1,0 +1,191 @@
+"""The cost of a step: time, flops, memory and compilation, as ratios to Adam's."""
+
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+import lnb
+from lnb_experiments.folder import environment
+
+from .contenders import ADAM, CONTENDERS, NEURON
+from .counts import compile_seconds, compiled, flops, peak_bytes
+from .workloads import WORKLOADS, Target, Workload
+
+STEPS = 10  # of a block: from one turn of a neuron to the next
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one optimizer's step costs on one workload.
+
+    Attributes:
+      seconds: of a step, on average over a block; one number a block.
+      compile_seconds: one number each time it was compiled.
+    """
+
+    workload: str
+    optimizer: str
+    seconds: list[float]
+    flops: float
+    peak_bytes: int
+    compile_seconds: list[float]
+
+
+class Runner:
+    """A compiled step and its state, which it takes steps from."""
+
+    def __init__(self, name: str, workload: Workload):
+        contender = CONTENDERS[name]
+        # Buffers of its own, as they are donated.
+        self.state: Any = jax.tree.map(
+            lambda x: x.copy() if isinstance(x, jax.Array) else x,
+            (workload.params, contender.init(workload)),
+        )
+        self.args = workload.args
+        self.program = compiled(contender.step(workload), (*self.state, *self.args))
+        self.seconds()  # a program's first call is slower
+
+    def seconds(self) -> float:
+        """Takes a step; its time."""
+        start = time.perf_counter()
+        self.state = jax.block_until_ready(self.program(*self.state, *self.args))
+        return time.perf_counter() - start
+
+
+def interleaved(runners: dict[str, Runner], blocks: int) -> dict[str, list[float]]:
+    """The mean time of a step in each block. Runners take turns step by step."""
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(blocks):
+        steps = [{name: r.seconds() for name, r in runners.items()} for _ in range(STEPS)]
+        for name, blocks_ in times.items():
+            blocks_.append(sum(step[name] for step in steps) / STEPS)
+    return times
+
+
+def measure(
+    name: str, optimizers: Sequence[str], blocks: int, compilations: int, console: Console
+) -> list[Cost]:
+    """Costs on one workload; the numbers of blocks and compilations may be 0."""
+    workload = WORKLOADS[name][0]()
+    console.print(f"{name} ...", style="dim")
+    runners = {optimizer: Runner(optimizer, workload) for optimizer in optimizers}
+    times = interleaved(runners, blocks)
+    compile_times: dict[str, list[float]] = {optimizer: [] for optimizer in optimizers}
+    for _ in range(compilations):
+        for optimizer, seconds in compile_times.items():
+            contender = CONTENDERS[optimizer]
+            args = (workload.params, contender.init(workload), *workload.args)
+            seconds.append(compile_seconds(contender.step(workload), args))
+    return [
+        Cost(
+            name,
+            optimizer,
+            times[optimizer],
+            flops(CONTENDERS[optimizer], workload),
+            peak_bytes(runners[optimizer].program),
+            compile_times[optimizer],
+        )
+        for optimizer in optimizers
+    ]
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """A cost in units of Adam's; `None` where it was not measured."""
+
+    time: float | None
+    flops: float
+    memory: float
+    compile: float | None
+
+    @classmethod
+    def of(cls, cost: Cost, adam: Cost) -> "Ratios":
+        def ratio(own: list[float], adams: list[float]) -> float | None:
+            return median(a / b for a, b in zip(own, adams, strict=True)) if own else None
+
+        return cls(
+            ratio(cost.seconds, adam.seconds),
+            cost.flops / adam.flops,
+            cost.peak_bytes / adam.peak_bytes,
+            ratio(cost.compile_seconds, adam.compile_seconds),
+        )
+
+
+def print_table(costs: Sequence[Cost], console: Console) -> None:
+    """Ratios, with the targets beside the form of LNB that they are for."""
+    head = ("optimizer", "ms a step", "time", "flops", "memory", "compile")
+    for workload in dict.fromkeys(cost.workload for cost in costs):
+        target = WORKLOADS[workload][1]
+        table = Table(title=f"{workload}: in units of Adam's", title_justify="left")
+        for column in head:
+            table.add_column(column, no_wrap=column == "optimizer")
+        own = [cost for cost in costs if cost.workload == workload]
+        adam = next(cost for cost in own if cost.optimizer == ADAM)
+        for cost in own:
+            ratios = Ratios.of(cost, adam)
+            goal = target if cost.optimizer == NEURON else None
+            table.add_row(
+                cost.optimizer,
+                f"{1e3 * median(cost.seconds):.1f}" if cost.seconds else "-",
+                _beside(ratios.time, goal and goal.time),
+                _beside(ratios.flops, goal and goal.flops),
+                _beside(ratios.memory, goal and goal.memory),
+                _beside(ratios.compile, 2.0 if goal else None),
+            )
+        console.print(table)
+
+
+def _beside(ratio: float | None, target: float | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}" if target is None else f"{ratio:.2f} (target {target:.2f})"
+
+
+def draw(costs: Sequence[Cost], path: Any) -> None:
+    """Bars: time and flops of each optimizer on each workload, and LNB's targets."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    workloads = list(dict.fromkeys(cost.workload for cost in costs))
+    optimizers = [o for o in dict.fromkeys(cost.optimizer for cost in costs) if o != ADAM]
+    found = {(cost.workload, cost.optimizer): cost for cost in costs}
+    figure, panels = plt.subplots(3, 1, figsize=(9, 9), sharex=True, layout="constrained")
+    width = 0.8 / len(optimizers)
+    for panel, quantity in zip(panels, Target._fields, strict=True):
+        for i, optimizer in enumerate(optimizers):
+            ratios = [
+                getattr(Ratios.of(found[w, optimizer], found[w, ADAM]), quantity) or 0.0
+                for w in workloads
+            ]
+            places = [x + (i - (len(optimizers) - 1) / 2) * width for x in range(len(workloads))]
+            panel.bar(places, ratios, width, label=optimizer)
+        for x, workload in enumerate(workloads):
+            goal = getattr(WORKLOADS[workload][1], quantity)
+            label = f"target of {NEURON}" if x == 0 else None
+            panel.hlines(goal, x - 0.45, x + 0.45, "black", linestyles="dashed", label=label)
+        panel.axhline(1, color="grey", linewidth=0.8)
+        panel.set_yscale("log")
+        panel.set_yticks([1, 1.5, 2, 4, 8], ["1", "1.5", "2", "4", "8"])
+        panel.set_ylabel(f"{quantity}, x Adam's")
+    panels[0].legend(fontsize=7, ncols=2)
+    panels[-1].set_xticks(range(len(workloads)), workloads, rotation=15, ha="right")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def to_json(costs: Sequence[Cost], blocks: int) -> dict[str, Any]:
+    return {
+        "environment": {**environment(), "machine": platform.machine(), "lnb": lnb.__version__},
+        "steps_of_a_block": STEPS,
+        "blocks": blocks,
+        "costs": [asdict(cost) for cost in costs],
+    }
