@@ -1,6 +1,7 @@
 """What a boosted step costs beside Adam's: XLA's counts, which do not move with the machine."""
 
 from functools import cache
+from itertools import pairwise
 
 import jax
 import pytest
@@ -53,7 +54,7 @@ def test_prediction(workload):
 def test_flops_of_a_product():
     """Backpropagation through two layers, by hand: the first needs no gradient of its input."""
     n, widths = 1000, (784, 800, 800, 10)
-    first, *others = [2 * n * a * b for a, b in zip(widths[:-1], widths[1:], strict=True)]
+    first, *others = [2 * n * a * b for a, b in pairwise(widths)]
     by_hand = 2 * first + 3 * sum(others)
     assert cost("MLP 784-800-800-10", ADAM).flops == pytest.approx(by_hand, rel=0.02)
 
