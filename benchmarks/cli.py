@@ -32,8 +32,6 @@ class Bench:
     """Only these, and Adam."""
     blocks: int = 5
     """Blocks of ten steps of each optimizer; 0: no times."""
-    compilations: int = 1
-    """How often each step is compiled for its compile time; 0: not at all."""
     seeds: int = 1
     """Of --mode convergence."""
     data_dir: Path | None = None
@@ -50,9 +48,7 @@ class Bench:
             optimizers = list(dict.fromkeys([ADAM, *optimizers]))
             costs = []
             for workload in workloads:
-                costs += steps.measure(
-                    workload, optimizers, self.blocks, self.compilations, console
-                )
+                costs += steps.measure(workload, optimizers, self.blocks, console)
                 steps.print_table([c for c in costs if c.workload == workload], console)
                 self._write(steps.to_json(costs, self.blocks))
             if self.chart:

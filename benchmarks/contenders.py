@@ -25,6 +25,7 @@ class Plain:
     """An optimizer of gradients."""
 
     optimizer: optax.GradientTransformation
+    every: int | None = None  # steps from turn to turn: there are none
 
     def init(self, workload: Workload) -> Any:
         return self.optimizer.init(workload.params)

@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -18,13 +17,16 @@ _CALL = (
 )
 
 
-def flops(contender: Plain | Boosted, workload: Workload) -> float:
+def flops(contender: Plain | Boosted, workload: Workload, program: Any = None) -> float:
     """Floating-point operations of a step, on average over turns.
 
     XLA counts the body of a loop once, a `cond` as its dearest branch, and factorisations and
     triangular solves as nothing. So loops are unrolled, turns are compiled apart, and d^3 / 3 a
-    factorisation and d^2 o a triangular solve are added.
+    factorisation and d^2 o a triangular solve are added. Where there are neither loops nor turns,
+    the step's own `program` will do.
     """
+    if program is not None and workload.counted is None and contender.every is None:
+        return _program_flops(program)
     state = contender.init(workload)
     if workload.counted is not None:
         workload = workload._replace(loss_fn=workload.counted)
@@ -32,9 +34,12 @@ def flops(contender: Plain | Boosted, workload: Workload) -> float:
     total = 0.0
     for part, step in contender.counted_steps(workload):
         with patch("lnb._factor.TOGETHER", math.inf):
-            program = compiled(step, args)
-        total += part * (program.cost_analysis()["flops"] + _uncounted(program))
+            total += part * _program_flops(compiled(step, args))
     return total
+
+
+def _program_flops(program: Any) -> float:
+    return program.cost_analysis()["flops"] + _uncounted(program)
 
 
 def peak_bytes(program: Any) -> int:
@@ -50,14 +55,6 @@ def peak_bytes(program: Any) -> int:
 
 def compiled(step: Callable, args: tuple[Any, ...]) -> Any:
     return jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
-
-
-def compile_seconds(step: Callable, args: tuple[Any, ...]) -> float:
-    """From Python to a program that runs."""
-    jax.clear_caches()
-    start = time.perf_counter()
-    compiled(step, args)
-    return time.perf_counter() - start
 
 
 def _uncounted(program: Any) -> float:

@@ -15,7 +15,7 @@ import lnb
 from lnb_experiments.folder import environment
 
 from .contenders import ADAM, CONTENDERS, NEURON
-from .counts import compile_seconds, compiled, flops, peak_bytes
+from .counts import compiled, flops, peak_bytes
 from .workloads import WORKLOADS, Target, Workload
 
 STEPS = 10  # of a block: from one turn of a neuron to the next
@@ -27,7 +27,7 @@ class Cost:
 
     Attributes:
       seconds: of a step, on average over a block; one number a block.
-      compile_seconds: one number each time it was compiled.
+      compile_seconds: from Python to a program that runs.
     """
 
     workload: str
@@ -35,7 +35,7 @@ class Cost:
     seconds: list[float]
     flops: float
     peak_bytes: int
-    compile_seconds: list[float]
+    compile_seconds: float
 
 
 class Runner:
@@ -49,7 +49,9 @@ class Runner:
             (workload.params, contender.init(workload)),
         )
         self.args = workload.args
+        start = time.perf_counter()
         self.program = compiled(contender.step(workload), (*self.state, *self.args))
+        self.compile_seconds = time.perf_counter() - start
         self.seconds()  # a program's first call is slower
 
     def seconds(self) -> float:
@@ -69,30 +71,22 @@ def interleaved(runners: dict[str, Runner], blocks: int) -> dict[str, list[float
     return times
 
 
-def measure(
-    name: str, optimizers: Sequence[str], blocks: int, compilations: int, console: Console
-) -> list[Cost]:
-    """Costs on one workload; the numbers of blocks and compilations may be 0."""
+def measure(name: str, optimizers: Sequence[str], blocks: int, console: Console) -> list[Cost]:
+    """Costs on one workload; without blocks, no times."""
     workload = WORKLOADS[name][0]()
     console.print(f"{name} ...", style="dim")
     runners = {optimizer: Runner(optimizer, workload) for optimizer in optimizers}
     times = interleaved(runners, blocks)
-    compile_times: dict[str, list[float]] = {optimizer: [] for optimizer in optimizers}
-    for _ in range(compilations):
-        for optimizer, seconds in compile_times.items():
-            contender = CONTENDERS[optimizer]
-            args = (workload.params, contender.init(workload), *workload.args)
-            seconds.append(compile_seconds(contender.step(workload), args))
     return [
         Cost(
             name,
             optimizer,
             times[optimizer],
-            flops(CONTENDERS[optimizer], workload),
-            peak_bytes(runners[optimizer].program),
-            compile_times[optimizer],
+            flops(CONTENDERS[optimizer], workload, runner.program),
+            peak_bytes(runner.program),
+            runner.compile_seconds,
         )
-        for optimizer in optimizers
+        for optimizer, runner in runners.items()
     ]
 
 
@@ -103,18 +97,16 @@ class Ratios:
     time: float | None
     flops: float
     memory: float
-    compile: float | None
+    compile: float
 
     @classmethod
     def of(cls, cost: Cost, adam: Cost) -> "Ratios":
-        def ratio(own: list[float], adams: list[float]) -> float | None:
-            return median(a / b for a, b in zip(own, adams, strict=True)) if own else None
-
+        pairs = list(zip(cost.seconds, adam.seconds, strict=True))
         return cls(
-            ratio(cost.seconds, adam.seconds),
+            median(own / adams for own, adams in pairs) if pairs else None,
             cost.flops / adam.flops,
             cost.peak_bytes / adam.peak_bytes,
-            ratio(cost.compile_seconds, adam.compile_seconds),
+            cost.compile_seconds / adam.compile_seconds,
         )
 
 

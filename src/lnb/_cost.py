@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ._factor import invert_flops
+
 if TYPE_CHECKING:
     from ._neurons import Neuron
 
@@ -44,7 +46,7 @@ def predict(neuron: Neuron, every: int = EVERY, spectral: bool = False) -> Cost:
     statistics = neuron.moment_flops / neuron.stride / every
     if neuron.kind in {"lookup", "scale"}:
         return Cost(statistics, 0.0, products * blocks * inputs * outputs, orthogonalize)
-    inverse = 4 / 3 * blocks * inputs**3 / every if neuron.gram == neuron.name else 0.0
+    inverse = blocks * invert_flops(inputs) / every if neuron.gram == neuron.name else 0.0
     return Cost(statistics, inverse, products * 2.0 * blocks * inputs**2 * outputs, orthogonalize)
 
 

@@ -14,6 +14,7 @@ import optax
 from jax import Array
 
 from ._cost import CG_PRODUCTS, EVERY, backprop_flops
+from ._factor import invert_flops
 from ._interpret import (
     Claim,
     Layout,
@@ -296,7 +297,7 @@ def _has_few_outputs(c: Claim) -> bool:
     if c.kind not in {"dense", "conv"} or not c.has_gram or c.sharded:
         return False
     n, d, o = c.n, c.layout.inputs, c.layout.outputs
-    gram = (2 * n * d**2 + 4 / 3 * d**3) / EVERY + 2 * d**2 * o
+    gram = (2 * n * d**2 + invert_flops(d)) / EVERY + 2 * d**2 * o
     return n >= d and CG_PRODUCTS * 4 * n * d * o < gram
 
 
