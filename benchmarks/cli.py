@@ -49,7 +49,7 @@ class Bench:
             costs = []
             for workload in workloads:
                 costs += steps.measure(workload, optimizers, self.blocks, console)
-                steps.print_table([c for c in costs if c.workload == workload], console)
+                steps.print_table(costs, workload, console)
                 self._write(steps.to_json(costs, self.blocks))
             if self.chart:
                 steps.draw(costs, self.chart)

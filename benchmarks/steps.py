@@ -19,6 +19,7 @@ from .counts import compiled, flops, peak_bytes
 from .workloads import WORKLOADS, Target, Workload
 
 STEPS = 10  # of a block: from one turn of a neuron to the next
+COMPILE = 2.0  # the target for the time of compilation
 
 
 @dataclass(frozen=True)
@@ -110,34 +111,32 @@ class Ratios:
         )
 
 
-def print_table(costs: Sequence[Cost], console: Console) -> None:
-    """Ratios, with the targets beside the form of LNB that they are for."""
-    head = ("optimizer", "ms a step", "time", "flops", "memory", "compile")
-    for workload in dict.fromkeys(cost.workload for cost in costs):
-        target = WORKLOADS[workload][1]
-        table = Table(title=f"{workload}: in units of Adam's", title_justify="left")
-        for column in head:
-            table.add_column(column, no_wrap=column == "optimizer")
-        own = [cost for cost in costs if cost.workload == workload]
-        adam = next(cost for cost in own if cost.optimizer == ADAM)
-        for cost in own:
-            ratios = Ratios.of(cost, adam)
-            goal = target if cost.optimizer == NEURON else None
-            table.add_row(
-                cost.optimizer,
-                f"{1e3 * median(cost.seconds):.1f}" if cost.seconds else "-",
-                _beside(ratios.time, goal and goal.time),
-                _beside(ratios.flops, goal and goal.flops),
-                _beside(ratios.memory, goal and goal.memory),
-                _beside(ratios.compile, 2.0 if goal else None),
-            )
-        console.print(table)
+HEAD = ("optimizer", "ms a step", "time", "flops", "memory", "compile")
 
 
-def _beside(ratio: float | None, target: float | None) -> str:
-    if ratio is None:
-        return "-"
-    return f"{ratio:.2f}" if target is None else f"{ratio:.2f} (target {target:.2f})"
+def rows(costs: Sequence[Cost], workload: str) -> list[tuple[str, ...]]:
+    """Ratios, with the targets below the form of LNB that they are for."""
+    own = {cost.optimizer: cost for cost in costs if cost.workload == workload}
+    target = WORKLOADS[workload][1]
+    found = []
+    for optimizer, cost in own.items():
+        ratios = Ratios.of(cost, own[ADAM])
+        milliseconds = f"{1e3 * median(cost.seconds):.1f}" if cost.seconds else "-"
+        numbers = (ratios.time, ratios.flops, ratios.memory, ratios.compile)
+        texts = ("-" if x is None else f"{x:.2f}" for x in numbers)
+        found.append((optimizer, milliseconds, *texts))
+        if optimizer == NEURON:
+            found.append(("  its targets", "", *(f"{x:.2f}" for x in (*target, COMPILE))))
+    return found
+
+
+def print_table(costs: Sequence[Cost], workload: str, console: Console) -> None:
+    table = Table(title=f"{workload}: in units of Adam's", title_justify="left")
+    for column in HEAD:
+        table.add_column(column, no_wrap=True)
+    for row in rows(costs, workload):
+        table.add_row(*row)
+    console.print(table)
 
 
 def draw(costs: Sequence[Cost], path: Any) -> None:

@@ -95,13 +95,18 @@ NETWORKS = {"MLP": mlp, "CNN": cnn}
 
 def with_lnb(loss_fn, params, batch):
     neurons = lnb.find_neurons(loss_fn, params, batch)
-    return partial(lnb.lnb, neurons=neurons), lnb.backprop(loss_fn, neurons)
+
+    def backprop(opt_state, params, batch):
+        return lnb.backprop(loss_fn, neurons, opt_state=opt_state)(params, batch)
+
+    return partial(lnb.lnb, neurons=neurons), backprop
 
 
 def with_adam(loss_fn, params, batch):
     del params, batch
 
-    def backprop(params, batch):
+    def backprop(opt_state, params, batch):
+        del opt_state
         return *jax.value_and_grad(loss_fn)(params, batch), None
 
     return lambda rate: optax.with_extra_args_support(optax.adam(rate)), backprop
@@ -147,7 +152,7 @@ def compile_programs(network: str, optimizer: str, data: Data) -> Programs:
     @jax.jit
     def step(learning_rate, state, batch):
         params, opt_state = state
-        loss, grads, features = backprop(params, batch)
+        loss, grads, features = backprop(opt_state, params, batch)
         optimizer = make_optimizer(learning_rate)
         updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
         return (optax.apply_updates(params, updates), opt_state), loss

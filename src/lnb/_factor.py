@@ -20,21 +20,37 @@ _solve = partial(lax.linalg.triangular_solve, left_side=True, lower=True)
 
 
 class Inverse(NamedTuple):
-    r""":math:`M^{-1}`.
+    r""":math:`M^{-1}`, in blocks.
+
+    With the bias put first, :math:`M^{-1} = \begin{pmatrix} 1 + \mu^T P \mu & -(P \mu)^T \\
+    -P \mu & P \end{pmatrix}` where :math:`P = \Sigma^{-1}` is the inverse of the covariance;
+    without a bias, :math:`M^{-1} = P = E[x x^T]^{-1}`.
 
     Attributes:
-      mean: of the features, [g, d], or None where there is no bias.
-      matrix: the inverse of their covariance, without a bias of their second moment: [g, d, d], or
-        [g, d] if it is diagonal.
+      matrix: P, [g, d, d], or [g, d] if it is diagonal.
+      column: :math:`P \mu`, [g, d], or None where there is no bias.
+      corner: :math:`1 + \mu^T P \mu`, [g], or None.
     """
 
-    mean: Array | None
     matrix: Array
+    column: Array | None
+    corner: Array | None
+
+    @classmethod
+    def of(cls, mean: Array | None, matrix: Array) -> "Inverse":
+        if mean is None:
+            return cls(matrix, None, None)
+        column = _multiply(matrix, mean[:, :, None])[:, :, 0]
+        return cls(matrix, column, 1 + jnp.sum(mean * column, axis=-1))
 
     def solve(self, theta: Theta) -> Theta:
         """:math:`M^{-1}` times a gradient."""
-        weight = _multiply(self.matrix, _centre(self.mean, theta))
-        return Theta(weight, _uncentre(self.mean, weight, theta.bias))
+        weight, bias = _multiply(self.matrix, theta.weight), theta.bias
+        if bias is None or self.column is None or self.corner is None:
+            return Theta(weight, bias)
+        shared = _matmul(self.column[:, None, :], theta.weight)[:, 0, :]
+        weight = weight - self.column[:, :, None] * bias[:, None, :]
+        return Theta(weight, self.corner[:, None] * bias - shared)
 
 
 class Factor(NamedTuple):
@@ -50,6 +66,10 @@ class Factor(NamedTuple):
 
     mean: Array | None
     whitener: Array
+
+    @classmethod
+    def of(cls, mean: Array | None, whitener: Array) -> "Factor":
+        return cls(mean, whitener)
 
     def lower_solve(self, theta: Theta) -> Theta:
         """:math:`L^{-1}` times a gradient."""

@@ -59,7 +59,7 @@ class Cholesky(Solver):
         identity = jnp.ones_like(running.second)
         if identity.ndim == 3:
             identity = identity * jnp.eye(identity.shape[-1], dtype=identity.dtype)[None]
-        return CholeskyState(running, self._holder(running.first, identity))
+        return CholeskyState(running, self._holder.of(running.first, identity))
 
     @property
     def _holder(self) -> type[Inverse] | type[Factor]:
@@ -74,7 +74,8 @@ class Cholesky(Solver):
             new = running.absorb(features, self.decay)
             metric = new.metric(neuron, damping)
             inverse = inverse_root(metric) if self.factors else invert(metric)
-            return new.average, _keep_finite(self._holder(new.first, inverse), state.inverse)
+            held = self._holder.of(new.first, inverse)
+            return new.average, _keep_finite(jnp.isfinite(inverse), held, state.inverse)
 
         average, inverse = lax.cond(turn & seen, refresh, lambda: (running.average, state.inverse))
         return CholeskyState(Running(running.count + 1, turn & ~seen, average), inverse)
@@ -100,13 +101,12 @@ class Cholesky(Solver):
         return state.inverse if isinstance(state.inverse, Factor) else None
 
 
-def _keep_finite(new: Any, old: Any) -> Any:
-    """The new inverse in the blocks where the factorisation succeeded, the old one elsewhere."""
-    finite = jnp.isfinite(new[1])
+def _keep_finite(finite: Array, new: Any, old: Any) -> Any:
+    """The new inverse in the blocks where the factorisation succeeded, the old one elsewhere.
+
+    Each entry of a diagonal is a block of its own.
+    """
     if finite.ndim == 3:
         finite = jnp.all(finite, (1, 2))[:, None]
-
-    def keep(new: Array, old: Array) -> Array:
-        return jnp.where(finite if new.ndim == 2 else finite[..., None], new, old)
-
-    return jax.tree.map(keep, new, old)
+    by_axes = {1: jnp.all(finite, 1), 2: finite, 3: finite[..., None]}
+    return jax.tree.map(lambda new, old: jnp.where(by_axes[new.ndim], new, old), new, old)

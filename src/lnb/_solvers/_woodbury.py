@@ -95,7 +95,7 @@ class Woodbury(Solver):
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        return Inverse(state.running.first, state.inverse).solve(gradient), state
+        return Inverse.of(state.running.first, state.inverse).solve(gradient), state
 
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
         return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)
