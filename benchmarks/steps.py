@@ -1,6 +1,7 @@
 """The cost of a step: time, flops, memory and compilation, as ratios to Adam's."""
 
 import platform
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -63,12 +64,21 @@ class Runner:
 
 
 def interleaved(runners: dict[str, Runner], blocks: int) -> dict[str, list[float]]:
-    """The mean time of a step in each block. Runners take turns step by step."""
+    """The mean time of a step in each block.
+
+    Runners take turns step by step, in random order: who comes after a step that has filled the
+    caches is slower.
+    """
+    order, rng = list(runners), random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(blocks):
-        steps = [{name: r.seconds() for name, r in runners.items()} for _ in range(STEPS)]
-        for name, blocks_ in times.items():
-            blocks_.append(sum(step[name] for step in steps) / STEPS)
+        total = dict.fromkeys(runners, 0.0)
+        for _ in range(STEPS):
+            rng.shuffle(order)
+            for name in order:
+                total[name] += runners[name].seconds()
+        for name, seconds in total.items():
+            times[name].append(seconds / STEPS)
     return times
 
 

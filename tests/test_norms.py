@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from explicit import gram_of, make_neuron, matrix, polar, theta_of
 
+import lnb
 from lnb._damping import Damping
 from lnb._metric import Theta
-from lnb._norms import NORMS, Boosted, Norm, newton_schulz, orthogonal
+from lnb._norms import NORMS, Boosted, Norm, _together, newton_schulz, orthogonal
 from lnb._solvers import Cholesky
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -195,3 +196,50 @@ def test_spectral_step_without_a_factor_has_the_norm_of_an_orthogonal_map():
     expected = function_norm(x, orthogonal_step)
     np.testing.assert_allclose(function_norm(x, step), expected, rtol=1e-8)
     np.testing.assert_allclose(expected, 12**0.5, rtol=1e-8)  # 6 of the weight, 6 of the bias
+
+
+def test_matrices_of_one_size_together():
+    """One call for all of a size, and what each would have had by itself."""
+    sizes = [(1, 4, 3), (2, 4, 3), None, (1, 3, 3), (1, 4, 3)]
+    keys = jax.random.split(jax.random.key(0), len(sizes))
+    arrays = [s and jax.random.normal(k, s) for k, s in zip(keys, sizes, strict=True)]
+    calls = []
+
+    def function(x):
+        calls.append(x.shape)
+        return newton_schulz(x)
+
+    together = _together(function, arrays)
+    assert sorted(calls) == [(1, 3, 3), (4, 4, 3)]
+    for array, result in zip(arrays, together, strict=True):
+        if array is None:
+            assert result is None
+        else:
+            np.testing.assert_allclose(result, newton_schulz(array), rtol=1e-5, atol=1e-6)
+
+
+def test_auto_is_spectral_where_that_is_affordable():
+    """With few examples the wide layer keeps its direction; with many both are orthogonalized."""
+
+    def loss_fn(params, x):
+        return jnp.mean((jnp.tanh(x @ params["wide"]) @ params["narrow"]) ** 2)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    params = {
+        "wide": jax.random.normal(keys[0], (32, 32)),
+        "narrow": jax.random.normal(keys[1], (32, 4)),
+    }
+    steps = {}
+    for n, norm in [(64, "auto"), (64, "spectral"), (512, "auto"), (512, "spectral")]:
+        x = jax.random.normal(keys[2], (n, 32))
+        neurons = lnb.find_neurons(loss_fn, params, x, metric="gram")
+        optimizer = lnb.lnb(1.0, neurons, norm=norm, weight_decay=0.0)
+        _, grads, features = lnb.backprop(loss_fn, neurons)(params, x)
+        updates, _ = optimizer.update(grads, optimizer.init(params), params, features=features)
+        steps[n, norm] = updates
+
+    def differ(n: int, name: str) -> bool:
+        return not np.allclose(steps[n, "auto"][name], steps[n, "spectral"][name], rtol=1e-3)
+
+    assert [differ(64, name) for name in ("wide", "narrow")] == [True, False]
+    assert [differ(512, name) for name in ("wide", "narrow")] == [False, False]

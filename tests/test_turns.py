@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import lnb
+from lnb._optimizer import ScaleByLNBState
 
 EVERY = 4
 
@@ -165,3 +166,25 @@ def test_state_of_another_optimizer():
     state = optax.adam(0.1).init(PARAMS)
     with pytest.raises(ValueError, match=r"opt_state=opt_state"):
         lnb.backprop(loss_fn, NEURONS, opt_state=state)(PARAMS, *BATCH)
+
+
+def test_neurons_fed_alike_share_their_state():
+    state = make_optimizer().init(PARAMS)
+    (boosted,) = [x for x in jax.tree.leaves(state, is_leaf=is_lnb) if is_lnb(x)]
+    assert set(boosted.solver) == {"query", "blocks", "head"}
+    assert set(boosted.due.flags) == {"query", "key", "blocks", "head"}
+
+
+def is_lnb(node: Any) -> bool:
+    return isinstance(node, ScaleByLNBState)
+
+
+def test_one_array_fed_in_two_ways_has_two_states():
+    """A square array, mixed along one axis and along the other: as large, but not the same M."""
+
+    def loss_fn(params, x):
+        return jnp.mean((x @ params["right"] + (x.mT @ params["left"]).mT) ** 2)
+
+    params = {"right": normal(0, 4, 4), "left": normal(1, 4, 4)}
+    neurons = lnb.find_neurons(loss_fn, params, normal(2, 16, 4, 4), metric="gram")
+    assert {neuron.name: neuron.gram for neuron in neurons} == {"right": "right", "left": "left"}

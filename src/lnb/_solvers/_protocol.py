@@ -26,7 +26,7 @@ class Solver(Protocol):
         return ()
 
     def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
-        """Absorbs the features of this step's batch."""
+        """Absorbs the features of this step's batch; none, if these count nothing."""
         del neuron, features, damping
         return state
 
@@ -36,7 +36,10 @@ class Solver(Protocol):
         return jnp.asarray(True)
 
     def remembers(self, neuron: Neuron) -> bool:
-        """Whether directions need no features, once there were some."""
+        """Whether directions need no features, once there were some.
+
+        The state is then made from features alone, and neurons that are fed alike share it.
+        """
         del neuron
         return False
 
