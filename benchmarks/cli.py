@@ -8,7 +8,7 @@ from typing import Any, Literal
 import tyro
 from rich.console import Console
 
-from lnb_experiments.data import Source
+from lnb_experiments.data import DataError, Source
 
 from . import convergence, growth, profile, steps
 from .contenders import ADAM, CONTENDERS
@@ -27,9 +27,9 @@ class Bench:
     """The cost of a step; where the extra time goes, neuron by neuron; how it grows with width,
     depth and batch; whether cheap statistics cost convergence (needs MNIST and CIFAR-10)."""
     workload: tuple[str, ...] = ()
-    """Only these."""
+    """Only these; parts of names will do."""
     optimizer: tuple[str, ...] = ()
-    """Only these, and Adam."""
+    """Only these, and Adam. Of --mode convergence: only these norms."""
     blocks: int = 5
     """Blocks of ten steps of each optimizer; 0: no times."""
     seeds: int = 1
@@ -42,6 +42,8 @@ class Bench:
     """Draw a chart to this file (steps: bars; growth: curves)."""
 
     def __call__(self, console: Console) -> None:
+        if self.mode == "convergence":
+            return self._converge(console)
         workloads = _known("workload", self.workload, WORKLOADS)
         optimizers = _known("optimizer", self.optimizer, CONTENDERS)
         if self.mode == "steps":
@@ -56,17 +58,23 @@ class Bench:
         elif self.mode == "profile":
             for workload in workloads:
                 profile.profile(workload, console)
-        elif self.mode == "growth":
+        else:
             points = growth.grow(max(1, self.blocks), console)
             growth.print_points(points, console)
             self._write([point._asdict() for point in points])
             if self.chart:
                 growth.draw(points, self.chart)
-        else:
-            source = Source("real", str(self.data_dir) if self.data_dir else None)
-            runs = convergence.converge(self.seeds, source, console)
-            convergence.print_losses(runs, console)
-            self._write([asdict(run) for run in runs])
+
+    def _converge(self, console: Console) -> None:
+        """Here workloads are experiments, and optimizers norms."""
+        cases = {" ".join(case): case for case in convergence.CASES}
+        names = set(_known("experiment", self.workload, cases))
+        names &= set(_known("norm", self.optimizer, cases))
+        source = Source("real", str(self.data_dir) if self.data_dir else None)
+        chosen = [case for name, case in cases.items() if name in names]
+        runs = convergence.converge(chosen, self.seeds, source, console)
+        convergence.print_losses(runs, console)
+        self._write([asdict(run) for run in runs])
 
     def _write(self, content: Any) -> None:
         if self.json:
@@ -85,4 +93,8 @@ def _known(what: str, names: tuple[str, ...], known: dict[str, Any]) -> list[str
 
 
 def main(prog: str = "python -m benchmarks") -> None:
-    tyro.cli(Bench, prog=prog)(Console())
+    bench = tyro.cli(Bench, prog=prog)
+    try:
+        bench(Console())
+    except DataError as error:
+        raise SystemExit(f"bench: {error}") from None

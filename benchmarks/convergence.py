@@ -18,7 +18,7 @@ from lnb_experiments.experiment import Experiment
 from lnb_experiments.experiments import EXPERIMENTS
 
 EPOCHS = (1, 2, 4)
-EXAMPLES = 10_000  # of the training data, so that an epoch takes minutes at most
+EXAMPLES = {"autoencoder": 60_000, "vit": 10_000}  # of an epoch: all of MNIST, a part of CIFAR-10
 CASES = {  # (experiment, norm): learning rate
     ("autoencoder", "neuron"): 0.3,
     ("autoencoder", "auto"): 0.03,
@@ -38,12 +38,14 @@ class Losses:
     losses: list[float]
 
 
-def converge(seeds: int, source: Source, console: Console) -> list[Losses]:
+def converge(
+    cases: Sequence[tuple[str, str]], seeds: int, source: Source, console: Console
+) -> list[Losses]:
     """Trains every case with full statistics and with the defaults."""
     runs = []
-    for (name, norm), rate in CASES.items():
-        experiment = EXPERIMENTS[name].preset("laptop")
-        examples = experiment.load(source).train.take(slice(0, EXAMPLES))
+    for name, norm in cases:
+        experiment, rate = EXPERIMENTS[name].preset("laptop"), CASES[name, norm]
+        examples = experiment.load(source).train.take(slice(0, EXAMPLES[name]))
         for full in (True, False):
             console.print(f"{name}, norm={norm!r}, full statistics: {full} ...", style="dim")
             step = make_step(experiment, examples, norm, rate, full)
