@@ -176,6 +176,7 @@ def draw(costs: Sequence[Cost], path: Any) -> None:
         panel.axhline(1, color="grey", linewidth=0.8)
         panel.set_yscale("log")
         panel.set_yticks([1, 1.5, 2, 4, 8], ["1", "1.5", "2", "4", "8"])
+        panel.minorticks_off()
         panel.set_ylabel(f"{quantity}, x Adam's")
     panels[0].legend(fontsize=7, ncols=2)
     panels[-1].set_xticks(range(len(workloads)), workloads, rotation=15, ha="right")

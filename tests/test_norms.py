@@ -215,6 +215,7 @@ def test_matrices_of_one_size_together():
         if array is None:
             assert result is None
         else:
+            assert result is not None
             np.testing.assert_allclose(result, newton_schulz(array), rtol=1e-5, atol=1e-6)
 
 
