@@ -70,7 +70,7 @@ class Boosted:
             optimizer = self.make(1e-3, neurons, solver=Turn(turn=turn))
 
         def step(params, opt_state, *args):
-            seen = opt_state if turn is None else with_turn(opt_state, neurons, turn)
+            seen = opt_state if turn is None else with_turn(opt_state, turn)
             backprop = lnb.backprop(workload.loss_fn, neurons, opt_state=seen)
             _, grads, features = backprop(params, *args)
             updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
@@ -98,10 +98,11 @@ class Turn(lnb.Cholesky):
         return jnp.asarray(self.turn) if neuron.has_gram else self.fallback.due(neuron, state)
 
 
-def with_turn(opt_state: Any, neurons: lnb.Neurons, turn: bool) -> Any:
-    flags = {n.name: jnp.asarray(turn or not n.has_gram) for n in neurons if n.kind != "identity"}
+def with_turn(opt_state: Any, turn: bool) -> Any:
     is_due = lambda node: isinstance(node, Due)
-    replace = lambda node: Due(flags) if is_due(node) else node
+    replace = lambda node: (
+        Due(dict.fromkeys(node.flags, jnp.asarray(turn))) if is_due(node) else node
+    )
     return jax.tree.map(replace, opt_state, is_leaf=is_due)
 
 

@@ -155,6 +155,14 @@ def test_steps_without_features():
     assert after["skipped_steps"] == before["skipped_steps"] == 0
 
 
+@pytest.mark.parametrize("solver", [lnb.CG(), lnb.Krylov()], ids=["CG", "Krylov"])
+def test_solvers_without_memory_get_all_examples(solver):
+    """They know of one batch only: its M is not to be thinned out."""
+    state = lnb.lnb(0.03, THINNED, solver=solver).init(PARAMS)
+    _, _, features = lnb.backprop(loss_fn, THINNED, opt_state=state)(PARAMS, *BATCH)
+    assert {int(f.count) for f in features.values()} == {64}
+
+
 def test_steps_without_features_need_a_memory():
     optimizer = lnb.lnb(0.03, NEURONS, solver=lnb.CG())
     _, gradients, _ = lnb.backprop(loss_fn, NEURONS)(PARAMS, *BATCH)

@@ -32,7 +32,8 @@ class ScaleByLNBState(NamedTuple):
       norm: sqrt(z) of the last step.
       capped: whether `min_norm` made the last step shorter.
       neuron_norms: the norm of each neuron's own direction in the last step, by name.
-      due: whether the solver has a use for a neuron's features in the next step.
+      due: whether the solver has a use for a neuron's features in the next step, if it remembers
+        those of earlier ones.
     """
 
     count: Array
@@ -102,8 +103,10 @@ def scale_by_lnb(
         return {name: first.setdefault(key, name) for name, key in shared.items()}
 
     def due(states: dict[str, Any], holders: dict[str, str]) -> Due:
+        """Of those whose solver has a memory; the others want all features of every step."""
         flags = {name: solvers[name].due(named[name], s) for name, s in states.items()}
-        return Due({name: flags[holder] for name, holder in holders.items()})
+        remember = (name for name in holders if solvers[name].remembers(named[name]))
+        return Due({name: flags[holders[name]] for name in remember})
 
     def init_fn(params: Any) -> ScaleByLNBState:
         thetas, _ = split(neurons, params)
