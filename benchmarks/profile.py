@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 import lnb
-from lnb._backprop import Due
+from lnb._backprop import Due, find_nodes
 from lnb._factor import invert
 from lnb._neurons import split
-from lnb._norms import newton_schulz
-from lnb._optimizer import ScaleByLNBState
+from lnb._orthogonalize import newton_schulz
 
 from .contenders import Boosted
 from .workloads import WORKLOADS
@@ -70,8 +69,7 @@ def statistics_seconds(
     """
     everything = contender.neurons(workload)
     state = contender.init(workload)
-    is_lnb = lambda node: isinstance(node, ScaleByLNBState)
-    (found,) = [x for x in jax.tree.leaves(state, is_leaf=is_lnb) if is_lnb(x)]
+    (due,) = find_nodes(state, Due)
 
     @jax.jit
     def run(params: Any, flags: Any, args: Any) -> Any:
@@ -80,7 +78,7 @@ def statistics_seconds(
     names = ["", *(n.name for n in neurons if n.gram == n.name)]
     turns = {n.name: n.turn for n in everything}
     flags = {
-        name: {key: jnp.asarray(turns[key] == turns.get(name)) for key in found.due.flags}
+        name: {key: jnp.asarray(turns[key] == turns.get(name)) for key in due.flags}
         for name in names
     }
     times: dict[str, list[float]] = {name: [] for name in names}

@@ -1,6 +1,5 @@
 """The cost of a step: time, flops, memory and compilation, as ratios to Adam's."""
 
-import platform
 import random
 import time
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-import lnb
 from lnb_experiments.folder import environment
 
 from .contenders import ADAM, CONTENDERS, NEURON
@@ -186,7 +184,7 @@ def draw(costs: Sequence[Cost], path: Any) -> None:
 
 def to_json(costs: Sequence[Cost], blocks: int) -> dict[str, Any]:
     return {
-        "environment": {**environment(), "machine": platform.machine(), "lnb": lnb.__version__},
+        "environment": environment(),
         "steps_of_a_block": STEPS,
         "blocks": blocks,
         "costs": [asdict(cost) for cost in costs],

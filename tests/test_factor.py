@@ -2,6 +2,7 @@
 
 from unittest.mock import patch
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ def test_one_by_one(function):
     metric = jnp.asarray(metrics(3, 20), "f")
     together = function(metric)
     with patch("lnb._factor.TOGETHER", 100):
+        assert "scan[" in str(jax.make_jaxpr(lambda x: function(x))(metric))
         np.testing.assert_allclose(function(metric), together, rtol=1e-4, atol=1e-5)
 
 

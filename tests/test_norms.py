@@ -1,5 +1,6 @@
 """Trust regions, against norms and singular values of explicit matrices."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,7 +12,8 @@ from explicit import gram_of, make_neuron, matrix, polar, theta_of
 import lnb
 from lnb._damping import Damping
 from lnb._metric import Theta
-from lnb._norms import NORMS, Boosted, Norm, _together, newton_schulz, orthogonal
+from lnb._norms import NORMS, Boosted, Norm, _together, orthogonal
+from lnb._orthogonalize import newton_schulz
 from lnb._solvers import Cholesky
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -192,7 +194,7 @@ def test_spectral_step_of_a_scale(bias):
 def test_spectral_step_without_a_factor_has_the_norm_of_an_orthogonal_map():
     x, part = dense_part(d=8, o=6)
     (orthogonal_step,) = EXACT([part], 1e-2).directions
-    (step,) = EXACT([part._replace(factor=None, rank=12)], 1e-2).directions
+    (step,) = EXACT([replace(part, factor=None, rank=12)], 1e-2).directions
     expected = function_norm(x, orthogonal_step)
     np.testing.assert_allclose(function_norm(x, step), expected, rtol=1e-8)
     np.testing.assert_allclose(expected, 12**0.5, rtol=1e-8)  # 6 of the weight, 6 of the bias

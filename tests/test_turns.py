@@ -1,5 +1,6 @@
 """Neurons take turns: grams are computed, and factorised, only for those whose turn it is."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from jax import lax
 
 import lnb
+from lnb._backprop import Due, find_nodes
 from lnb._optimizer import ScaleByLNBState
 
 EVERY = 4
@@ -44,7 +46,7 @@ THINNED = lnb.find_neurons(loss_fn, PARAMS, *BATCH, metric="gram", statistics_sh
 
 def with_flags(state: Any, flags: dict[str, bool]) -> Any:
     """An optimizer's state in which it is these neurons' turn."""
-    is_due = lambda node: type(node).__name__ == "Due"
+    is_due = lambda node: isinstance(node, Due)
     new = {name: jnp.asarray(flag) for name, flag in flags.items()}
     replace = lambda node: node._replace(flags=new) if is_due(node) else node
     return jax.tree.map(replace, state, is_leaf=is_due)
@@ -178,13 +180,20 @@ def test_state_of_another_optimizer():
 
 def test_neurons_fed_alike_share_their_state():
     state = make_optimizer().init(PARAMS)
-    (boosted,) = [x for x in jax.tree.leaves(state, is_leaf=is_lnb) if is_lnb(x)]
+    (boosted,) = find_nodes(state, ScaleByLNBState)
     assert set(boosted.solver) == {"query", "blocks", "head"}
     assert set(boosted.due.flags) == {"query", "key", "blocks", "head"}
-
-
-def is_lnb(node: Any) -> bool:
-    return isinstance(node, ScaleByLNBState)
+    # And step as they would with states of their own.
+    alone = tuple(dataclasses.replace(neuron, gram=neuron.name) for neuron in NEURONS)
+    apart = dataclasses.replace(NEURONS, neurons=alone)
+    _, gradients, features = lnb.backprop(loss_fn, NEURONS)(PARAMS, *BATCH)
+    updates = []
+    for neurons in (NEURONS, apart):
+        optimizer = lnb.lnb(0.03, neurons)
+        state = optimizer.init(PARAMS)
+        updates.append(optimizer.update(gradients, state, PARAMS, features=features)[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), *updates)
+    assert len(find_nodes(optimizer.init(PARAMS), ScaleByLNBState)[0].solver) == 4
 
 
 def test_one_array_fed_in_two_ways_has_two_states():

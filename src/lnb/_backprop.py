@@ -109,14 +109,14 @@ class _Program:
         flags: dict[int, jax.Array] = {}
         index = 0
         for neuron, c in self.pairs:
-            gram, turns = neuron.metric == "gram", neuron.name in (due or {})
-            stride = neuron.stride if turns else 1
+            gram, flag = neuron.metric == "gram", (due or {}).get(neuron.name)
+            stride = 1 if flag is None else neuron.stride
             plans = self.plans[neuron.name] = []
             for site in c.feeding if gram else c.sites:
                 moments = dataclasses.replace(arrange(site, c), stride=stride) if gram else None
                 plans.append(Plan(index, site, moments))
-                if due and turns:
-                    flags[index] = due[neuron.name]
+                if flag is not None:
+                    flags[index] = flag
                 index += 1
         every_plan = [plan for plans in self.plans.values() for plan in plans]
         self.emitter = Emitter(every_plan, self.lineage.origins, flags)
@@ -137,9 +137,14 @@ class _Program:
         }
 
 
+def find_nodes(tree: Any, kind: type) -> list[Any]:
+    """All nodes of a type in an optimizer's state."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
+
+
 def _due(opt_state: Any) -> dict[str, jax.Array]:
-    is_due = lambda node: isinstance(node, Due)
-    nodes = [node for node in jax.tree.leaves(opt_state, is_leaf=is_due) if is_due(node)]
+    nodes = find_nodes(opt_state, Due)
     if not nodes:
         raise ValueError(
             "opt_state is no state of an optimizer with lnb.scale_by_lnb in it. Pass the one that "

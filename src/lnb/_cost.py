@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._factor import invert_flops
+from ._orthogonalize import newton_schulz_flops
 
 if TYPE_CHECKING:
     from ._neurons import Neuron
 
 EVERY = 10  # steps from one turn of a neuron to the next, by default
-ORTHOGONALIZE_STEPS = 4
 CG_PRODUCTS = 3  # with M, in two steps of conjugate gradients
 
 
@@ -34,7 +34,7 @@ class Cost(NamedTuple):
         return sum(self)
 
 
-def predict(neuron: Neuron, every: int = EVERY, spectral: bool = False) -> Cost:
+def predict(neuron: Neuron, spectral: bool = False) -> Cost:
     """The cost of a neuron with `lnb.Cholesky`, or of one that this leaves to `lnb.CG`."""
     if neuron.kind == "identity":
         return Cost(0.0, 0.0, 0.0, 0.0)
@@ -43,10 +43,10 @@ def predict(neuron: Neuron, every: int = EVERY, spectral: bool = False) -> Cost:
         return Cost(0.0, 0.0, CG_PRODUCTS * 4.0 * neuron.n * blocks * inputs * outputs, 0.0)
     products = 2 if spectral else 1  # with L^-1 and L^-T, or with M^-1
     orthogonalize = orthogonalize_flops(neuron) if spectral else 0.0
-    statistics = neuron.moment_flops / neuron.stride / every
+    statistics = neuron.moment_flops / neuron.stride / EVERY
     if neuron.kind in {"lookup", "scale"}:
         return Cost(statistics, 0.0, products * blocks * inputs * outputs, orthogonalize)
-    inverse = blocks * invert_flops(inputs) / every if neuron.gram == neuron.name else 0.0
+    inverse = blocks * invert_flops(inputs) / EVERY if neuron.gram == neuron.name else 0.0
     return Cost(statistics, inverse, products * 2.0 * blocks * inputs**2 * outputs, orthogonalize)
 
 
@@ -59,8 +59,7 @@ def backprop_flops(neuron: Neuron) -> float:
 def orthogonalize_flops(neuron: Neuron) -> float:
     """Of making a neuron's whitened gradient orthogonal, by products."""
     blocks, inputs, outputs = _sizes(neuron)
-    small, large = sorted((inputs, outputs))
-    return ORTHOGONALIZE_STEPS * blocks * (4.0 * small**2 * large + 2.0 * small**3)
+    return blocks * newton_schulz_flops(inputs, outputs)
 
 
 def is_orthogonalized(neuron: Neuron) -> bool:

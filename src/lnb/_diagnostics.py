@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from ._backprop import find_nodes
 from ._guard import GuardState
 from ._optimizer import ScaleByLNBState
 
@@ -25,7 +25,7 @@ def diagnostics(opt_state: Any) -> dict[str, Any]:
       where the solver knows it; `"skipped_steps"`, how many steps were not taken because something
       was not finite.
     """
-    states = _find(opt_state, ScaleByLNBState)
+    states = find_nodes(opt_state, ScaleByLNBState)
     if not states:
         raise ValueError("There is no state of `lnb.scale_by_lnb` in this optimizer's state.")
     solvers = {name: state for s in states for name, state in s.solver.items()}
@@ -34,14 +34,9 @@ def diagnostics(opt_state: Any) -> dict[str, Any]:
         "capped": jnp.any(jnp.stack([state.capped for state in states])),
         "neuron_norms": {k: v for state in states for k, v in state.neuron_norms.items()},
         "residuals": {k: s.residual for k, s in solvers.items() if hasattr(s, "residual")},
-        "skipped_steps": _total([state.skipped for state in _find(opt_state, GuardState)]),
+        "skipped_steps": _total([state.skipped for state in find_nodes(opt_state, GuardState)]),
     }
 
 
 def _total(numbers: list[Array]) -> Array:
     return jnp.sum(jnp.stack(numbers)) if numbers else jnp.zeros((), jnp.int32)
-
-
-def _find(tree: Any, kind: type) -> list[Any]:
-    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
-    return [node for node in nodes if isinstance(node, kind)]

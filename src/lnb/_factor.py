@@ -67,10 +67,6 @@ class Factor(NamedTuple):
     mean: Array | None
     whitener: Array
 
-    @classmethod
-    def of(cls, mean: Array | None, whitener: Array) -> "Factor":
-        return cls(mean, whitener)
-
     def lower_solve(self, theta: Theta) -> Theta:
         """:math:`L^{-1}` times a gradient."""
         return Theta(_multiply(self.whitener, _centre(self.mean, theta)), theta.bias)

@@ -1,34 +1,26 @@
 """Trust regions: how long a step is, given every neuron's gradient and direction."""
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from ._cost import is_orthogonalized
 from ._factor import Factor
 from ._metric import Theta
 from ._neurons import Neuron
-
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-# Odd quintics, one a step: each has the smallest error on what those before it make of [0.003, 1].
-# All four take that interval to [0.80, 1.20]; Muon's five leave [0.68, 1.20].
-_QUINTICS = (
-    (8.383674, -24.765907, 18.357083),
-    (4.043420, -3.011405, 0.569512),
-    (3.505571, -2.626654, 0.525719),
-    (2.490116, -1.834275, 0.436835),
-)
+from ._orthogonalize import newton_schulz
 
 
-class Boosted(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Boosted:
     """A neuron's part of the step, or that of a parameter whose metric is the identity.
 
     Attributes:
@@ -43,7 +35,7 @@ class Boosted(NamedTuple):
     rank: int
     factor: Factor | None = None
 
-    @property
+    @functools.cached_property
     def whitened(self) -> Any:
         """L^-1 g, where there is a factor."""
         return None if self.factor is None else self.factor.lower_solve(self.gradient)
@@ -105,18 +97,6 @@ def scaled(
     return [_scale(x, part.direction) for x, part in zip(inverses, parts, strict=True)]
 
 
-def newton_schulz(matrix: Array) -> Array:
-    """Moves the singular values of [..., d, o] matrices close to 1, and leaves 0 at 0."""
-    if matrix.shape[-2] > matrix.shape[-1]:
-        return newton_schulz(matrix.mT).mT
-    size = jnp.sqrt(jnp.sum(matrix**2, (-2, -1), keepdims=True))
-    matrix = matrix / jnp.where(size > 0, size, 1)
-    for a, b, c in _QUINTICS:
-        square = _matmul(matrix, matrix.mT)
-        matrix = a * matrix + _matmul(b * square + c * _matmul(square, square), matrix)
-    return matrix
-
-
 def orthogonal(
     parts: Sequence[Boosted],
     norms: Sequence[Array],
@@ -132,7 +112,7 @@ def orthogonal(
     keeps its direction and gets the norm that such a map has, the square root of its rank.
     `min_norm` acts by the factor min(1, norm / min_norm).
     """
-    weights = _together(orthogonalize, [p.whitened and p.whitened.weight for p in parts])
+    weights = _together(orthogonalize, [p.whitened.weight if p.factor else None for p in parts])
 
     def direction(part: Boosted, weight: Array | None, norm: Array, inverse: Array) -> Any:
         if part.factor is None or weight is None:

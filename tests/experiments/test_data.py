@@ -44,7 +44,7 @@ def write(root, files, contents):
 
 def idx(array: np.ndarray) -> bytes:
     header = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    return gzip.compress(header + array.tobytes())
+    return gzip.compress(header + array.tobytes(), mtime=0)
 
 
 def small_mnist():
@@ -96,6 +96,7 @@ def test_other_files_than_the_official_ones_are_refused(tmp_path):
         (idx(np.zeros((11, 28, 28), np.uint8)), "11 train images, but 12 labels"),
         (b"<html>", "Not a gzipped file"),
     ],
+    ids=["truncated", "short", "labels", "too few", "unequal", "not gzip"],
 )
 def test_mnist_that_does_not_parse(tmp_path, content, message):
     contents = {**small_mnist()[2], "train-images-idx3-ubyte.gz": content}

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .._cost import EVERY
 from .._damping import Damping
 from .._factor import Factor, Inverse, inverse_root, invert
 from .._metric import Theta, count
@@ -30,7 +31,8 @@ class Cholesky(Solver):
     Every so often it is a neuron's turn: its features join the running second moment, and that is
     factorised and inverted. Turns are frequent at first, and different neurons have theirs at
     different steps. The metric of a lookup or a scale is diagonal and needs no factorisation.
-    Neurons without a gram, those used in two orientations, are left to another solver.
+    Neurons without a gram are left to another solver: those used in two orientations, and by
+    `metric="auto"` those with so few outputs that conjugate gradients take less.
 
     Args:
       decay: decay of the running moments, from turn to turn.
@@ -41,7 +43,7 @@ class Cholesky(Solver):
     """
 
     decay: float = 0.95
-    every: int = 10
+    every: int = EVERY
     fallback: Solver = field(default_factory=CG)
     factors: bool = False
 
@@ -59,11 +61,10 @@ class Cholesky(Solver):
         identity = jnp.ones_like(running.second)
         if identity.ndim == 3:
             identity = identity * jnp.eye(identity.shape[-1], dtype=identity.dtype)[None]
-        return CholeskyState(running, self._holder.of(running.first, identity))
+        return CholeskyState(running, self._hold(running.first, identity))
 
-    @property
-    def _holder(self) -> type[Inverse] | type[Factor]:
-        return Factor if self.factors else Inverse
+    def _hold(self, mean: Array | None, inverse: Array) -> Inverse | Factor:
+        return Factor(mean, inverse) if self.factors else Inverse.of(mean, inverse)
 
     def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
         if not neuron.has_gram:
@@ -74,7 +75,7 @@ class Cholesky(Solver):
             new = running.absorb(features, self.decay)
             metric = new.metric(neuron, damping)
             inverse = inverse_root(metric) if self.factors else invert(metric)
-            held = self._holder.of(new.first, inverse)
+            held = self._hold(new.first, inverse)
             return new.average, _keep_finite(jnp.isfinite(inverse), held, state.inverse)
 
         average, inverse = lax.cond(turn & seen, refresh, lambda: (running.average, state.inverse))
