@@ -8,17 +8,16 @@ a transposed convolution whose filters do not overlap, each window holds one inp
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 Sizes = tuple[int, ...]
+_HIGHEST = lax.Precision.HIGHEST
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,10 @@ class Windows:
 
     def flops(self) -> float:
         """Of the second moment in this way."""
-        everywhere, border = math.prod(self._all), math.prod(self._all) - math.prod(self._visited)
-        shifts = len(self._shifts()) * everywhere
-        return 2 * self.batch * self.channels**2 * (shifts + border * self.taps**2)
+        shifts = math.prod(self._shifts)
+        border = math.prod(self._all) - math.prod(self._visited)
+        positions = self.batch * (shifts * math.prod(self.image) + border * self.taps**2)
+        return 2 * self.channels**2 * (positions + shifts * self.taps**2)
 
     def patch_flops(self) -> float:
         """Of the second moment from windows taken apart."""
@@ -66,6 +66,12 @@ class Windows:
         """How many of them the convolution visits."""
         edges = zip(self._all, self.before, self.after, strict=True)
         return tuple(n - lo - hi for n, lo, hi in edges)
+
+    @property
+    def _shifts(self) -> Sizes:
+        """How many there are from tap to tap in each direction; in the first only forward."""
+        first, *others = self.filter
+        return (first, *(2 * k - 1 for k in others))
 
     def second(self, x: Array, dtype: Any) -> Array:
         """The sum over windows of their outer products, [c * taps, c * taps]."""
@@ -83,64 +89,66 @@ class Windows:
         if self.apart:
             whole = jnp.sum(total, axis=tuple(range(len(self.image))))
             return jnp.repeat(whole, self.taps)
-        total = self._padded(total[None])
-        region = [(lo, lo + n) for lo, n in zip(self.before, self._visited, strict=True)]
-        return self._windows(total, region).sum(axis=0)
+        sides = zip(self.image, self.filter, self.before, self._visited, strict=True)
+        for n, k, before, visited in sides:
+            # The window whose tap p sees a line, counted from the first one that is visited.
+            window = np.arange(n) - np.arange(k)[:, None] + k - 1 - before
+            seen = jnp.asarray((window >= 0) & (window < visited), dtype)
+            total = jnp.tensordot(total, seen, (0, 1), precision=_HIGHEST)
+        return total.reshape(-1)
 
     def _everywhere(self, x: Array, dtype: Any) -> Array:
-        """The second moment of all windows that see a part of the image."""
-        shifts = self._shifts()
-        # With zeros after each line and each image, a shift is a shift of all in one row.
-        pad = [(0, 0), *((0, k - 1) for k in self.filter), (0, 0)]
-        flat = jnp.pad(x, pad).reshape(-1, self.channels)
-        strides = [math.prod(self._all[i + 1 :]) for i in range(len(self._all))]
-        offsets = [sum(s * d for s, d in zip(strides, shift, strict=True)) for shift in shifts]
-        longer = jnp.pad(flat, ((0, max(offsets)), (0, 0)))
-        products = {}
-        for _, row in itertools.groupby(zip(shifts, offsets, strict=True), lambda s: s[0][:-1]):
-            part = list(row)
-            shifted = [lax.slice_in_dim(longer, o, o + len(flat)) for _, o in part]
-            product = _product(flat, jnp.concatenate(shifted, axis=1), dtype)
-            pieces = product.reshape(self.channels, len(part), self.channels)
-            for i, (shift, _) in enumerate(part):
-                products[shift] = pieces[:, i]
-                products[tuple(-s for s in shift)] = pieces[:, i].T
-        order = {shift: i for i, shift in enumerate(products)}
-        taps = list(itertools.product(*map(range, self.filter)))
-        table = [[order[tuple(map(operator.sub, q, p))] for q in taps] for p in taps]
-        blocks = jnp.stack(list(products.values()))[jnp.asarray(table)]  # p, q, c, c
+        """The second moment of all windows that see a part of the image.
+
+        A convolution of x with itself has the products of x with its shifts for outputs.
+        """
+        n = len(self.image)
+        space = tuple(range(1, n + 1))
+        products = lax.conv_general_dilated(
+            x,
+            x,
+            window_strides=(1,) * n,
+            padding=[(s - k, k - 1) for s, k in zip(self._shifts, self.filter, strict=True)],
+            dimension_numbers=lax.ConvDimensionNumbers(
+                (n + 1, 0, *space), (n + 1, 0, *space), (n + 1, n, *range(n))
+            ),
+            precision=_HIGHEST,
+            preferred_element_type=dtype,
+        )
+        taps = np.indices(self.filter).reshape(n, -1)
+        shift = taps[:, None, :] - taps[:, :, None]  # from p to q
+        forward = np.arange(self.taps)[:, None] < np.arange(self.taps)
+        # Those from a tap to a later one; the others are their transposes, those to itself both.
+        share = np.where(forward, 1, np.eye(self.taps) / 2)
+        zero = np.array([0, *(k - 1 for k in self.filter[1:])])
+        place = np.ravel_multi_index(
+            tuple(np.where(share > 0, shift + zero[:, None, None], 0)), self._shifts
+        )
+        choice = share[..., None] * (place[..., None] == np.arange(math.prod(self._shifts)))
+        blocks = jnp.tensordot(
+            jnp.asarray(choice, dtype),
+            products.reshape(-1, self.channels, self.channels),
+            1,
+            precision=_HIGHEST,
+        )  # p, q, c, c
         d = self.channels * self.taps
-        return blocks.transpose(2, 0, 3, 1).reshape(d, d)
-
-    def _shifts(self) -> list[Sizes]:
-        """Those from a tap to one that is not before it."""
-        ranges = [range(1 - k, k) for k in self.filter]
-        return [shift for shift in itertools.product(*ranges) if shift >= (0,) * len(shift)]
-
-    def _padded(self, x: Array) -> Array:
-        """With all windows inside that see a part of the image."""
-        return jnp.pad(x, [(0, 0), *((k - 1, k - 1) for k in self.filter), (0, 0)])
+        return (blocks.transpose(2, 0, 3, 1) + blocks.transpose(3, 1, 2, 0)).reshape(d, d)
 
     def _border_windows(self, x: Array) -> Array | None:
-        """The windows that the convolution does not visit, one a row."""
-        padded = self._padded(x)
-        totals = self._all
-        inside = [(lo, n - hi) for n, lo, hi in zip(totals, self.before, self.after, strict=True)]
-        rows = []
-        for i, (low, high) in enumerate(inside):
-            for edge in ((0, low), (high, totals[i])):
-                region = [*inside[:i], edge, *((0, n) for n in totals[i + 1 :])]
-                if all(start < stop for start, stop in region):
-                    rows.append(self._windows(padded, region))
-        return jnp.concatenate(rows) if rows else None
-
-    def _windows(self, padded: Array, region: Sequence[tuple[int, int]]) -> Array:
-        parts = []
-        for tap in itertools.product(*map(range, self.filter)):
-            starts = [start + p for (start, _), p in zip(region, tap, strict=True)]
-            stops = [stop + p for (_, stop), p in zip(region, tap, strict=True)]
-            parts.append(lax.slice(padded, [0, *starts, 0], [len(padded), *stops, self.channels]))
-        return jnp.stack(parts, axis=-1).reshape(-1, self.channels * self.taps)
+        """The windows that see a part of the image but are not visited, one a row."""
+        inside = np.zeros(self._all, bool)
+        inside[tuple(map(slice, self.before, np.add(self.before, self._visited)))] = True
+        if inside.all():
+            return None
+        taps = np.indices(self.filter).reshape(len(self.filter), -1)
+        pixels = np.argwhere(~inside)[:, :, None] + taps - np.subtract(self.filter, 1)[:, None]
+        outside = (pixels < 0) | (pixels >= np.array(self.image)[:, None])
+        pixels = np.where(outside.any(1, keepdims=True), 0, pixels).swapaxes(0, 1)
+        index = np.ravel_multi_index(tuple(pixels), self.image)
+        index = np.where(outside.any(1), math.prod(self.image), index)  # beyond: reads as zero
+        flat = x.reshape(len(x), -1, self.channels)
+        windows = flat.at[:, index].get(mode="fill", fill_value=0)  # batch, window, tap, channel
+        return windows.swapaxes(-1, -2).reshape(-1, self.channels * self.taps)
 
 
 def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
@@ -173,6 +181,6 @@ def _product(x: Array, y: Array, dtype: Any) -> Array:
         x,
         y,
         (((0,), (0,)), ((), ())),
-        precision=lax.Precision.HIGHEST,
+        precision=_HIGHEST,
         preferred_element_type=dtype,
     )
