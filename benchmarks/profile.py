@@ -41,7 +41,7 @@ def profile(name: str, console: Console) -> None:
         theta = thetas[neuron.name]
         state = solver.init(neuron, theta)
         shared = neuron.gram != neuron.name  # its statistics and inverse are another's
-        inverse = 0.0 if shared else seconds(invert, identity_like(state.running.second))
+        inverse = 0.0 if shared else seconds(invert, state.inverse.matrix)
         row = (
             0.0 if shared else statistics[neuron.name] / solver.every,
             inverse / solver.every,
@@ -90,11 +90,6 @@ def statistics_seconds(
     alone = median(times[""][1:])
     added = {name: max(0.0, median(t[1:]) - alone) for name, t in times.items() if name}
     return {"": alone, **added}
-
-
-def identity_like(metric: jax.Array) -> jax.Array:
-    ones = jnp.ones_like(metric)
-    return ones if metric.ndim == 2 else ones * jnp.eye(metric.shape[-1])[None]
 
 
 def seconds(function: Callable, *args: Any) -> float:

@@ -8,6 +8,7 @@ from explicit import explicit_metric, gram_of, make_neuron, matrix, theta_of, un
 from lnb._damping import Damping, damped_product
 from lnb._metric import Gram, Moments, Theta, moments
 from lnb._moments import Average, preconditioner
+from lnb._packed import pack, unpack
 
 pytestmark = pytest.mark.usefixtures("x64")
 NO_DAMPING = Damping(0.0)
@@ -105,3 +106,15 @@ def test_damping_survives_a_batch_without_positions():
     image = damped_product(empty, jnp.ones((1, 1)), Theta(jnp.ones((1, 2, 1)), jnp.ones((1, 1))))
     np.testing.assert_array_equal(image.weight, np.ones((1, 2, 1)))
     np.testing.assert_array_equal(image.bias, np.zeros((1, 1)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_packed_matrices(size):
+    square = np.random.default_rng(0).normal(size=(3, size, size)).astype(np.float32)
+    matrix = square + square.transpose(0, 2, 1)
+    packed = pack(jnp.asarray(matrix))
+    assert packed.shape == (3, size + size % 2 + 1, (size + 1) // 2)
+    np.testing.assert_array_equal(unpack(packed, size), matrix)
+    if size % 2 == 0:  # no number twice, none left out
+        for a, b in zip(packed, matrix, strict=True):
+            np.testing.assert_array_equal(np.sort(a, None), np.sort(b[np.tril_indices(size)]))

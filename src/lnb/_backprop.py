@@ -20,6 +20,7 @@ from ._interpret import (
 )
 from ._metric import Features, Gram, MatrixFree, SiteMap
 from ._neurons import Neuron, Neurons, claim
+from ._packed import full, is_packed
 
 Payloads = dict[int, dict[str, Any]]
 
@@ -61,7 +62,7 @@ def backprop(
         value_and_grad = jax.value_and_grad(program.value, has_aux=True)
         (_, (outs, payloads)), grads = value_and_grad(program.trace.parameters)
         value, aux = program.trace.output_tree(outs)
-        features_ = program.features(payloads)
+        features_ = program.features(program.emitter.finish(payloads, program.ready(grads)))
         return (value, aux) if has_aux else value, program.trace.gradient_tree(grads), features_
 
     return run
@@ -127,8 +128,19 @@ class _Program:
         jaxpr = self.trace.jaxpr
         arguments = [*parameters, *self.trace.data]
         emitter = self.emitter.tapped(taps) if taps else self.emitter
-        outs, payloads = emitter.run(self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments)
+        outs, payloads = emitter.run(
+            self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments, postpone=True
+        )
         return outs[0], (outs, payloads)
+
+    def ready(self, grads: Sequence[jax.Array]) -> Callable[[Plan], jax.Array]:
+        """Whether the gradient of a plan's weight is there, and finite; else M stays as it is."""
+        weights = {
+            plan.index: grads[c.weight]
+            for neuron, c in self.pairs
+            for plan in self.plans[neuron.name]
+        }
+        return lambda plan: jnp.isfinite(jnp.sum(weights[plan.index] ** 2))
 
     def features(self, payloads: Payloads) -> dict[str, Features]:
         return {
@@ -184,11 +196,16 @@ def _assemble(neuron: Neuron, c: Claim, plans: Sequence[Plan], payloads: Payload
     n = _count(c, found)
     if neuron.metric == "gram":
         totals = []
+        packed = all(is_packed(payload["second"]) for payload in found)
         for payload in found:
             shape = (c.layout.blocks, c.layout.inputs)
             second = payload["second"]
-            square = () if c.kind == "lookup" else (c.layout.inputs,)
-            total = {"second": second.reshape(*shape, *square)}
+            if c.kind == "lookup":
+                second = second.reshape(shape)
+            else:
+                second = second.reshape(c.layout.blocks, *second.shape[-2:])
+                second = second if packed else full(second, c.layout.inputs)
+            total = {"second": second}
             if "first" in payload:
                 total["first"] = payload["first"].reshape(shape)
             totals.append(total)

@@ -41,7 +41,7 @@ class Inverse(NamedTuple):
         if mean is None:
             return cls(matrix, None, None)
         column = _multiply(matrix, mean[:, :, None])[:, :, 0]
-        return cls(matrix, column, 1 + jnp.sum(mean * column, axis=-1))
+        return cls(matrix, column, 1 + jnp.vecdot(mean, column, precision=lax.Precision.HIGHEST))
 
     def solve(self, theta: Theta) -> Theta:
         """:math:`M^{-1}` times a gradient."""
@@ -97,14 +97,14 @@ def invert(metric: Array) -> Array:
     if len(metric) > 1 and metric.size > TOGETHER:  # in little memory
         return lax.map(lambda x: invert(x[None])[0], metric)
     if metric.shape[-1] <= LEAF:
-        root = lax.linalg.cholesky(metric, symmetrize_input=False)
-        return _solve(root, _solve(root, _identity_like(metric)), transpose_a=True)
+        root = _cholesky(metric)
+        return _solve(root, _solve(root, _identity_like(metric)), transpose_a=True).mT
     a, b, d = _halves(metric)
     first = invert(a)
     e = _matmul(b, first)
     second = invert(d - _matmul(e, b.mT))
-    corner = -_matmul(second, e)
-    return jnp.block([[first - _matmul(e.mT, corner), corner.mT], [corner, second]])
+    corner = _matmul(second, e)
+    return _from_blocks(first + _matmul(e.mT, corner), -corner.mT, -corner, second)
 
 
 def inverse_root(metric: Array) -> Array:
@@ -120,19 +120,23 @@ def inverse_root(metric: Array) -> Array:
     if len(metric) > 1 and metric.size > TOGETHER:
         return lax.map(lambda x: inverse_root(x[None])[0], metric)
     if metric.shape[-1] <= LEAF:
-        root = lax.linalg.cholesky(metric, symmetrize_input=False)
-        return _solve(root, _identity_like(metric))
+        return _solve(_cholesky(metric), _identity_like(metric))
     a, b, d = _halves(metric)
     first = inverse_root(a)
     e = _matmul(b, first.mT)
     second = inverse_root(d - _matmul(e, e.mT))
-    corner = -_matmul(second, _matmul(e, first))
-    return jnp.block([[first, jnp.zeros_like(b.mT)], [corner, second]])
+    corner = _matmul(second, _matmul(e, first))
+    return _from_blocks(first, jnp.zeros_like(b.mT), -corner, second)
 
 
 def invert_flops(size: int) -> float:
     """Of `invert`: of a factorisation and two solves, or of two halves and four products."""
     return 7 / 3 * size**3 if size <= LEAF else 2 * invert_flops(size // 2) + size**3
+
+
+def _cholesky(metric: Array) -> Array:
+    """L of symmetric matrices. LAPACK reads by columns, so that their transposes need no copy."""
+    return lax.linalg.cholesky(metric.mT, symmetrize_input=False)
 
 
 def _identity_like(metric: Array) -> Array:
@@ -142,6 +146,11 @@ def _identity_like(metric: Array) -> Array:
 def _halves(metric: Array) -> tuple[Array, Array, Array]:
     half = metric.shape[-1] // 2
     return metric[:, :half, :half], metric[:, half:, :half], metric[:, half:, half:]
+
+
+def _from_blocks(a: Array, b: Array, c: Array, d: Array) -> Array:
+    rows = [jnp.concatenate(row, axis=-1) for row in ((a, b), (c, d))]
+    return jnp.concatenate(rows, axis=-2)
 
 
 def _multiply(matrix: Array, weight: Array) -> Array:

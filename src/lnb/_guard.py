@@ -10,6 +10,7 @@ from jax import Array
 
 from ._interpret import is_parameter
 from ._metric import Gram, with_count
+from ._packed import is_packed
 
 
 class GuardState(NamedTuple):
@@ -85,7 +86,7 @@ def _empty_unless(finite: Array, features: Any) -> Any:
 
 def _squares(node: Any) -> Any:
     """Of a gram the diagonal: no entry of a second moment is larger than the largest there."""
-    if not isinstance(node, Gram) or node.second.ndim == 2:
+    if not isinstance(node, Gram) or node.second.ndim == 2 or is_packed(node.second):
         return node
     return jnp.diagonal(node.second, axis1=1, axis2=2)
 

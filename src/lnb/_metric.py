@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._interpret import Arrangement, Layout, Program, accumulator
+from ._packed import full
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -31,11 +32,17 @@ class Theta(NamedTuple):
 class Gram(NamedTuple):
     """The second moment of a neuron's features, as sums: over sites, batches, devices they add."""
 
-    second: (
-        Array  # sum of x x^T, [blocks, inputs, inputs]; of a lookup the diagonal, [blocks, inputs]
-    )
+    second: Array  # sum of x x^T, [blocks, inputs, inputs], or packed (`_packed.py`); of a lookup
+    # the diagonal, [blocks, inputs]
     first: Array | None  # sum of x, [blocks, inputs]; of a lookup it would be the diagonal again
     count: Array  # n, the number of positions
+
+    @property
+    def matrix(self) -> Array:
+        """The sum of x x^T, not packed; of a lookup the diagonal."""
+        if self.first is None or self.second.ndim == 2:
+            return self.second
+        return full(self.second, self.first.shape[-1])
 
 
 class Moments(NamedTuple):
@@ -134,7 +141,7 @@ def product(features: Features, theta: Theta) -> Theta:
         _, jacobian = jax.linearize(features.outputs, zeros)
         (result,) = jax.linear_transpose(jacobian, theta)(jacobian(theta))
         return jax.tree.map(lambda leaf: leaf * share, result)
-    second = features.second.astype(theta.weight.dtype)
+    second = features.matrix.astype(theta.weight.dtype)
     if second.ndim == 2:  # a lookup
         return Theta(second[:, :, None] * theta.weight * share, None)
     weight = jnp.matmul(second, theta.weight, precision=HIGHEST)
@@ -168,7 +175,7 @@ def rows(features: Features) -> Array | None:
 def moments(features: Features) -> Moments:
     """The means of x and x * x (its first is `None` for a lookup, or without a matrix form)."""
     if isinstance(features, Gram):
-        second, first = features.second, features.first
+        second, first = features.matrix, features.first
         square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
     else:
         total = _total(features, lambda arrangement, xs: arrangement.all_sums(*xs))

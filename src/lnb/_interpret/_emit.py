@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend import core as jex
 from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
 
 from ._equation import INLINE, binder, open_jaxpr
 from ._flow import split
@@ -26,7 +27,8 @@ from ._program import Program
 from ._statistics import Arrangement
 from ._values import Scope, Site
 
-Payload = dict[str, Array]
+Payload = dict[str, Any]
+POSTPONED = "features"  # an entry of a payload whose moments are still to be taken
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,9 +104,18 @@ class Emitter:
         )
 
     def run(
-        self, scope: Scope, jaxpr: jex.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]
+        self,
+        scope: Scope,
+        jaxpr: jex.Jaxpr,
+        consts: Sequence[Any],
+        arguments: Sequence[Any],
+        postpone: bool = False,
     ) -> tuple[list[Any], dict[int, Payload]]:
-        """The program's outputs, and each site's payload."""
+        """The program's outputs, and each site's payload.
+
+        With `postpone`, moments that wait for their turn and take more memory than the features
+        are left to `finish`. Not out of loops and rematerialised code, which keep no features.
+        """
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, arguments, strict=True))
         read = lambda atom: atom.val if isinstance(atom, jex.Literal) else env[atom]
@@ -115,7 +126,7 @@ class Emitter:
             with eqn.ctx.manager, _name_scope(eqn):
                 inner = scope.inner.get(index, ())
                 if any(self._live(s) for s in inner):
-                    outs, emitted = self.nested(inner, eqn, operands)
+                    outs, emitted = self.nested(inner, eqn, operands, postpone)
                     _update(payloads, emitted)
                 else:
                     outs = binder(eqn)(*operands)
@@ -124,36 +135,73 @@ class Emitter:
             for var in taps.keys() & set(eqn.outvars) if taps else ():
                 env[var] = env[var] + taps[var]
         for plans in _fed_alike(self.moments.get(scope, ())):
+            arrangement = plans[0].moments
+            assert arrangement is not None
             features = [lax.stop_gradient(read(atom)) for atom in plans[0].site.features]
-            payload = self.emit(scope, plans, features)
-            _update(payloads, {plan.index: dict(payload) for plan in plans})
+            if postpone and self.turn(plans) is not None and _is_small(features, arrangement):
+                thinned = arrangement.thin(*features)
+                _update(payloads, {plans[0].index: {POSTPONED: thinned}})
+            else:
+                payload = self.emit(plans, arrangement, features)
+                _update(payloads, {plan.index: dict(payload) for plan in plans})
         for plan, slot, var in self.residuals.get(scope, ()):
             _update(payloads, {plan.index: {f"{slot}": lax.stop_gradient(read(var))}})
         return [read(atom) for atom in jaxpr.outvars], payloads
 
-    def emit(self, scope: Scope, plans: Sequence[Plan], features: Sequence[Array]) -> Payload:
-        """The moments of features that several plans share; nothing unless it is their turn."""
-        site, arrangement = plans[0].site, plans[0].moments
-        assert arrangement is not None
+    def turn(self, plans: Sequence[Plan]) -> Array | None:
+        """Whether it is the turn of one of these plans; `None` where there are no turns."""
         due = [self.due[plan.index] for plan in plans if plan.index in self.due]
-        if len(due) < len(plans) or scope.sharded:  # a shard_map closes over nothing
+        if len(due) < len(plans) or plans[0].site.scope.sharded:  # a shard_map closes over nothing
+            return None
+        return functools.reduce(jnp.logical_or, due)
+
+    def emit(
+        self,
+        plans: Sequence[Plan],
+        arrangement: Arrangement,
+        features: Sequence[Array],
+        ready: ArrayLike = True,
+    ) -> Payload:
+        """The moments of features that several plans share; nothing unless it is their turn."""
+        site, turn = plans[0].site, self.turn(plans)
+        if turn is None:
             return arrangement.moments(*features)
-        shapes = jax.eval_shape(arrangement.moments, *features)
-        turn = functools.reduce(jnp.logical_or, due)
+        turn = turn & ready
+        shapes = jax.eval_shape(arrangement.packed_moments, *features)
         payload = lax.cond(
             turn,
-            lambda: arrangement.moments(*features),
+            lambda: arrangement.packed_moments(*features),
             lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
         )
-        count = arrangement.kept(site.count(len(scope.loops)))
+        assert plans[0].moments is not None
+        count = plans[0].moments.kept(site.count(len(site.scope.loops)))
         return {**payload, "count": jnp.where(turn, jnp.float32(count), 0)}
 
-    def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
+    def finish(
+        self, payloads: dict[int, Payload], ready: Callable[[Plan], Array]
+    ) -> dict[int, Payload]:
+        """The payloads, with moments in place of the features that were postponed.
+
+        They wait for `ready`, a flag that comes with a neuron's gradient. In the backward pass
+        moments take the place of activations; in the forward pass they would add to all of them.
+        """
+        finished = dict(payloads)
+        for plans in _fed_alike([plan for plan in self.plans.values() if plan.moments is not None]):
+            arrangement, features = plans[0].moments, payloads[plans[0].index].get(POSTPONED)
+            if arrangement is not None and features is not None:
+                flags = functools.reduce(jnp.logical_and, map(ready, plans))
+                payload = self.emit(plans, arrangement.thinned(), features, flags)
+                finished |= {plan.index: dict(payload) for plan in plans}
+        return finished
+
+    def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any], postpone: bool):
         name = eqn.primitive.name
         if name in INLINE:
             jaxpr, consts = open_jaxpr(eqn.params[INLINE[name]])
             wrap = _jit if "jit" in name else _checkpoint if name not in CALLS else _call
-            return wrap(eqn, lambda *xs: self.run(inner[0], jaxpr, consts, xs))(*operands)
+            postpone = postpone and wrap is not _checkpoint
+            run = lambda *xs: self.run(inner[0], jaxpr, consts, xs, postpone)
+            return wrap(eqn, run)(*operands)
         return {"scan": self.scan, "cond": self.cond, "shard_map": self.shard_map}[name](
             inner, eqn, operands
         )
@@ -259,6 +307,15 @@ def _fed_alike(plans: Sequence[Plan]) -> list[list[Plan]]:
         plain = plan.moments.kind in {"dense", "conv"}
         groups.setdefault((atoms, plan.moments) if plain else plan.index, []).append(plan)
     return list(groups.values())
+
+
+def _is_small(features: Sequence[Array], arrangement: Arrangement) -> bool:
+    """Whether features take less memory than their moments."""
+    thinned, moments = jax.eval_shape(
+        lambda *xs: (arrangement.thin(*xs), arrangement.packed_moments(*xs)), *features
+    )
+    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return size(thinned) < size(moments)
 
 
 CALLS = frozenset({"closed_call", "core_call"})

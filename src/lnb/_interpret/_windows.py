@@ -9,6 +9,7 @@ a transposed convolution whose filters do not overlap, each window holds one inp
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,9 +122,8 @@ class Windows:
         # Those from a tap to a later one; the others are their transposes, those to itself both.
         share = np.where(forward, 1, np.eye(self.taps) / 2)
         zero = np.array([0, *(k - 1 for k in self.filter[1:])])
-        place = np.ravel_multi_index(
-            tuple(np.where(share > 0, shift + zero[:, None, None], 0)), self._shifts
-        )
+        places = np.where(share > 0, shift + zero[:, None, None], 0)
+        place: np.ndarray = np.asarray(np.ravel_multi_index(tuple(places), self._shifts))
         choice = share[..., None] * (place[..., None] == np.arange(math.prod(self._shifts)))
         blocks = jnp.tensordot(
             jnp.asarray(choice, dtype),
@@ -137,7 +137,8 @@ class Windows:
     def _border_windows(self, x: Array) -> Array | None:
         """The windows that see a part of the image but are not visited, one a row."""
         inside = np.zeros(self._all, bool)
-        inside[tuple(map(slice, self.before, np.add(self.before, self._visited)))] = True
+        ends = map(operator.sub, self._all, self.after)
+        inside[tuple(map(slice, self.before, ends))] = True
         if inside.all():
             return None
         taps = np.indices(self.filter).reshape(len(self.filter), -1)

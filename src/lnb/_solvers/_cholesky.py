@@ -58,9 +58,10 @@ class Cholesky(Solver):
             return self.fallback.init(neuron, theta)
         running = Running.empty(neuron, theta)
         # Until the first factorisation succeeds, M = I.
-        identity = jnp.ones_like(running.second)
-        if identity.ndim == 3:
-            identity = identity * jnp.eye(identity.shape[-1], dtype=identity.dtype)[None]
+        blocks, inputs, _ = theta.weight.shape
+        identity = jnp.ones((blocks, inputs), theta.weight.dtype)
+        if not running.is_diagonal:
+            identity = identity[..., None] * jnp.eye(inputs, dtype=identity.dtype)[None]
         return CholeskyState(running, self._hold(running.first, identity))
 
     def _hold(self, mean: Array | None, inverse: Array) -> Inverse | Factor:
@@ -76,7 +77,7 @@ class Cholesky(Solver):
             metric = new.metric(neuron, damping)
             inverse = inverse_root(metric) if self.factors else invert(metric)
             held = self._hold(new.first, inverse)
-            return new.average, _keep_finite(jnp.isfinite(inverse), held, state.inverse)
+            return new.average, _keep_finite(inverse, held, state.inverse)
 
         average, inverse = lax.cond(turn & seen, refresh, lambda: (running.average, state.inverse))
         return CholeskyState(Running(running.count + 1, turn & ~seen, average), inverse)
@@ -102,12 +103,11 @@ class Cholesky(Solver):
         return state.inverse if isinstance(state.inverse, Factor) else None
 
 
-def _keep_finite(finite: Array, new: Any, old: Any) -> Any:
+def _keep_finite(inverse: Array, new: Any, old: Any) -> Any:
     """The new inverse in the blocks where the factorisation succeeded, the old one elsewhere.
 
     Each entry of a diagonal is a block of its own.
     """
-    if finite.ndim == 3:
-        finite = jnp.all(finite, (1, 2))[:, None]
+    finite = jnp.isfinite(inverse if inverse.ndim == 2 else jnp.sum(inverse, (1, 2))[:, None])
     by_axes = {1: jnp.all(finite, 1), 2: finite, 3: finite[..., None]}
     return jax.tree.map(lambda new, old: jnp.where(by_axes[new.ndim], new, old), new, old)

@@ -10,6 +10,7 @@ from .._damping import Damping
 from .._metric import Moments, Theta, gram
 from .._moments import Average
 from .._neurons import Neuron
+from .._packed import is_packed, pack, unpack
 
 
 class Running(NamedTuple):
@@ -18,7 +19,8 @@ class Running(NamedTuple):
     Attributes:
       count: steps so far.
       missed: whether something was due in the last step, and there were no features.
-      average: of x, [g, d] or None without a bias, and of x x^T, [g, d, d] or its diagonal [g, d].
+      average: of x, [g, d] or None without a bias, and of x x^T, [g, d, d] packed or its diagonal
+        [g, d].
     """
 
     count: Array
@@ -30,7 +32,7 @@ class Running(NamedTuple):
         blocks, inputs, _ = theta.weight.shape
         first = jnp.zeros((blocks, inputs), theta.weight.dtype)
         diagonal = neuron.kind == "lookup" or inputs == 1
-        second = first if diagonal else jnp.zeros((blocks, inputs, inputs), first.dtype)
+        second = first if diagonal else pack(jnp.zeros((blocks, inputs, inputs), first.dtype))
         average = Average.empty((None if theta.bias is None else first, second))
         return cls(jnp.zeros((), jnp.int32), jnp.zeros((), bool), average)
 
@@ -39,8 +41,8 @@ class Running(NamedTuple):
         return self.average.value[0]
 
     @property
-    def second(self) -> Array:
-        return self.average.value[1]
+    def is_diagonal(self) -> bool:
+        return self.average.value[1].ndim == 2
 
     def due(self, neuron: Neuron, every: int) -> Array:
         """Whether the neuron has its turn: at every step at first, then more and more rarely.
@@ -54,8 +56,13 @@ class Running(NamedTuple):
         """With one more batch; one without positions changes nothing but the count."""
         batch = gram(features)
         assert batch is not None
-        second, first, n = jax.tree.map(lambda x: x.astype(self.second.dtype), batch)
-        means = (None if self.first is None else first / n, second.reshape(self.second.shape) / n)
+        mean, square = self.average.value
+        second, first, n = jax.tree.map(lambda x: x.astype(square.dtype), batch)
+        if self.is_diagonal:
+            second = second.reshape(square.shape)
+        elif not is_packed(second):
+            second = pack(second)
+        means = (None if mean is None else first / n, second / n)
         average = self.average.absorb(means, decay, seen=n > 0)
         return Running(self.count + 1, n == 0, average)
 
@@ -65,7 +72,8 @@ class Running(NamedTuple):
         :math:`E[x x^T] + \gamma I`, with the bias eliminated :math:`\Sigma + \gamma I`.
         """
         mean, second = self.average.value
-        diagonal = second.ndim == 2
+        diagonal = self.is_diagonal
+        second = second if diagonal else unpack(second, neuron.layout.inputs)
         square = second if diagonal else jnp.diagonal(second, axis1=1, axis2=2)
         gamma = damping.gamma(neuron, Moments(mean, square), bias=mean is not None)
         if mean is not None:
