@@ -12,12 +12,7 @@ from benchmarks.steps import Cost, Ratios
 from benchmarks.workloads import WORKLOADS, Workload
 from lnb._cost import predict
 
-# Each with the memory that it takes, in units of Adam's.
-PINNED = {
-    "MLP 784-800-800-10": 1.60,
-    "ViT, width 96": 1.20,
-    "transformer LM, scan + remat": 1.25,
-}
+PINNED = ("MLP 784-800-800-10", "ViT, width 96", "transformer LM, scan + remat")
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +38,9 @@ def cost(workload: str, optimizer: str) -> Cost:
 @pytest.mark.parametrize("workload", PINNED)
 def test_counts(workload):
     adam, boosted = cost(workload, ADAM), cost(workload, NEURON)
-    ratios = Ratios.of(boosted, adam)
-    assert 1 < ratios.flops <= WORKLOADS[workload][1].flops
-    assert 1 < ratios.memory <= PINNED[workload]
+    ratios, target = Ratios.of(boosted, adam), WORKLOADS[workload][1]
+    assert 1 < ratios.flops <= target.flops
+    assert 0.9 < ratios.memory <= target.memory
     # What the table of neurons predicts, beside what XLA counts more than for Adam.
     contender = CONTENDERS[NEURON]
     assert isinstance(contender, Boosted)
