@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +15,8 @@ import lnb
 from lnb_experiments.data import Batches, Source, Split
 from lnb_experiments.experiment import Experiment
 from lnb_experiments.experiments import EXPERIMENTS
+from lnb_experiments.method import Method, Problem
+from lnb_experiments.optimizers import from_features
 
 EPOCHS = (1, 2, 4)
 EXAMPLES = {"autoencoder": 60_000, "vit": 10_000}  # of an epoch: all of MNIST, a part of CIFAR-10
@@ -48,28 +49,21 @@ def converge(
         examples = experiment.load(source).train.take(slice(0, EXAMPLES[name]))
         for full in (True, False):
             console.print(f"{name}, norm={norm!r}, full statistics: {full} ...", style="dim")
-            step = make_step(experiment, examples, norm, rate, full)
+            init, step = make_method(experiment, examples, norm, full)
+            programs = init, jax.jit(partial(step, rate), donate_argnums=(0, 1))
             for seed in range(seeds):
-                runs.append(Losses(name, norm, full, seed, train(experiment, examples, seed, step)))
+                losses = train(experiment, examples, seed, programs)
+                runs.append(Losses(name, norm, full, seed, losses))
     return runs
 
 
-def make_step(experiment: Experiment, examples: Split, norm: str, rate: float, full: bool) -> Any:
+def make_method(experiment: Experiment, examples: Split, norm: str, full: bool) -> Method:
     batch = examples.take(slice(0, experiment.batch_size))
     params, key = jax.eval_shape(experiment.init, jax.random.key(0)), jax.random.key(0)
-    share = math.inf if full else 0.02
-    neurons = lnb.find_neurons(experiment.loss, params, batch, key, statistics_share=share)
     solver = lnb.Cholesky(every=1) if full else lnb.Cholesky()
-    optimizer = lnb.lnb(rate, neurons, norm=norm, solver=solver)
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def step(params, opt_state, batch, key):
-        backprop = lnb.backprop(experiment.loss, neurons, opt_state=opt_state)
-        loss, grads, features = backprop(params, batch, key)
-        updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
-        return optax.apply_updates(params, updates), opt_state, loss
-
-    return optimizer.init, step
+    settings = {"statistics_share": math.inf} if full else {}
+    make = from_features(partial(lnb.lnb, norm=norm, solver=solver), **settings)
+    return make(Problem(experiment.outputs, experiment.objective), params, batch, key)
 
 
 def train(experiment: Experiment, examples: Split, seed: int, programs: Any) -> list[float]:

@@ -13,8 +13,8 @@ from rich.table import Table
 import lnb
 from lnb._backprop import Due, find_nodes
 from lnb._factor import invert
-from lnb._neurons import split
 from lnb._orthogonalize import newton_schulz
+from lnb._parameters import split
 
 from .contenders import Boosted
 from .workloads import WORKLOADS

@@ -8,9 +8,9 @@ from ._diagnostics import diagnostics as diagnostics
 from ._neurons import Neuron as Neuron
 from ._neurons import Neurons as Neurons
 from ._neurons import find_neurons as find_neurons
-from ._neurons import metric_product as metric_product
 from ._optimizer import lnb as lnb
 from ._optimizer import scale_by_lnb as scale_by_lnb
+from ._parameters import metric_product as metric_product
 from ._solvers import CG as CG
 from ._solvers import Cholesky as Cholesky
 from ._solvers import Krylov as Krylov

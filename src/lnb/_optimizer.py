@@ -16,8 +16,9 @@ from ._damping import Damping
 from ._guard import at_least_float32, guard
 from ._metric import Theta, moments
 from ._moments import Average
-from ._neurons import Neuron, Neurons, join, split
+from ._neurons import Neuron, Neurons
 from ._norms import NORMS, Boosted
+from ._parameters import join, split
 from ._solvers import Cholesky, Solver
 
 MISSING: Any = object()  # None is said on purpose: a step without features

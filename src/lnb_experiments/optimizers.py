@@ -66,11 +66,16 @@ def from_gradients(make: Callable[[Any], optax.GradientTransformation]) -> MakeM
     return make_method
 
 
-def from_features(make: Callable[..., optax.GradientTransformationExtraArgs]) -> MakeMethod:
-    """A transformation of gradients and features, given the learning rate and the neurons."""
+def from_features(
+    make: Callable[..., optax.GradientTransformationExtraArgs], **settings: Any
+) -> MakeMethod:
+    """A transformation of gradients and features, given the learning rate and the neurons.
+
+    The settings are those of `lnb.find_neurons`.
+    """
 
     def make_method(problem: Problem, params, batch, key) -> Method:
-        neurons = lnb.find_neurons(problem.loss, params, batch, key)
+        neurons = lnb.find_neurons(problem.loss, params, batch, key, **settings)
 
         def step(learning_rate, params, state, batch, key):
             backprop = lnb.backprop(problem.loss, neurons, opt_state=state)

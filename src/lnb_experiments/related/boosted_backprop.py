@@ -14,7 +14,7 @@ from jax import Array, lax
 import lnb
 from lnb._errors import Regression, regressions
 from lnb._metric import Theta
-from lnb._neurons import join, split
+from lnb._parameters import join, split
 
 from ..method import Method, MethodError, Problem
 from .neurons import damped, descend

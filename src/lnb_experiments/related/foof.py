@@ -12,7 +12,7 @@ from jax import Array, lax
 
 import lnb
 from lnb._moments import Average
-from lnb._neurons import split
+from lnb._parameters import split
 
 from ..method import Method, Problem
 from .neurons import damped, descend, direct, means, multiply

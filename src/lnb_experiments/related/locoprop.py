@@ -15,7 +15,7 @@ from jax import Array, lax
 
 import lnb
 from lnb._metric import Theta, product
-from lnb._neurons import split
+from lnb._parameters import split
 
 from ..method import Method, Problem
 from .neurons import descend, direct

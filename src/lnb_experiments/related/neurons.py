@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from lnb import Neurons
 from lnb._metric import Gram, Theta, gram
-from lnb._neurons import join, split
+from lnb._parameters import join, split
 
 
 def means(features: Any) -> Gram:
