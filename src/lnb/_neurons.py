@@ -11,8 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._cost import CG_PRODUCTS, EVERY, backprop_flops
-from ._factor import invert_flops
+from ._cost import EVERY, backprop_flops
 from ._interpret import (
     Claim,
     Layout,
@@ -253,7 +252,7 @@ def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
         n=c.n,
         layout=c.layout,
         bias_layout=c.bias_layout,
-        has_gram=c.has_gram and not (metric == "auto" and _has_few_outputs(c)),
+        has_gram=c.has_gram,
         turn=turn,
         gram=trace.names[c.weight] + c.suffix,
         moment_flops=sum(_moment_flops(site, c) for site in c.feeding) if c.has_gram else 0.0,
@@ -276,21 +275,7 @@ def _choose(c: Claim, metric: str) -> str:
         return metric
     if c.kind in {"lookup", "scale"}:
         return "gram"
-    if _has_few_outputs(c):
-        return "matrix-free"
     layout = c.layout
     entries, weights = layout.blocks * layout.inputs**2, math.prod(layout.shape)
     fits = entries <= max(2**22, 20 * weights)
     return "gram" if fits and c.n >= layout.inputs else "matrix-free"
-
-
-def _has_few_outputs(c: Claim) -> bool:
-    """Whether conjugate gradients on the features take less than a second moment and its inverse.
-
-    As for a classifier's last layer. A batch with fewer positions than inputs is not enough.
-    """
-    if c.kind not in {"dense", "conv"} or not c.has_gram or c.sharded:
-        return False
-    n, d, o = c.n, c.layout.inputs, c.layout.outputs
-    gram = (2 * n * d**2 + invert_flops(d)) / EVERY + 2 * d**2 * o
-    return n >= d and CG_PRODUCTS * 4 * n * d * o < gram

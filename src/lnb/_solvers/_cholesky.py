@@ -31,8 +31,7 @@ class Cholesky(Solver):
     Every so often it is a neuron's turn: its features join the running second moment, and that is
     factorised and inverted. Turns are frequent at first, and different neurons have theirs at
     different steps. The metric of a lookup or a scale is diagonal and needs no factorisation.
-    Neurons without a gram are left to another solver: those used in two orientations, and by
-    `metric="auto"` those with so few outputs that conjugate gradients take less.
+    Neurons without a gram, those used in two orientations, are left to another solver.
 
     Args:
       decay: decay of the running moments, from turn to turn.
