@@ -20,7 +20,7 @@ from ._interpret import (
 )
 from ._metric import Features, Gram, MatrixFree, SiteMap
 from ._neurons import Neuron, Neurons, claim
-from ._packed import full, is_packed
+from ._packed import is_packed, unpack
 
 Payloads = dict[int, dict[str, Any]]
 
@@ -204,7 +204,7 @@ def _assemble(neuron: Neuron, c: Claim, plans: Sequence[Plan], payloads: Payload
                 second = second.reshape(shape)
             else:
                 second = second.reshape(c.layout.blocks, *second.shape[-2:])
-                second = second if packed else full(second, c.layout.inputs)
+                second = second if packed else unpack(second)
             total = {"second": second}
             if "first" in payload:
                 total["first"] = payload["first"].reshape(shape)

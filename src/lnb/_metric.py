@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._interpret import Arrangement, Layout, Program, accumulator
-from ._packed import full
+from ._packed import unpack
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -40,9 +40,7 @@ class Gram(NamedTuple):
     @property
     def matrix(self) -> Array:
         """The sum of x x^T, not packed; of a lookup the diagonal."""
-        if self.first is None or self.second.ndim == 2:
-            return self.second
-        return full(self.second, self.first.shape[-1])
+        return self.second if self.second.ndim == 2 else unpack(self.second)
 
 
 class Moments(NamedTuple):

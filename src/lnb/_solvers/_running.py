@@ -73,7 +73,7 @@ class Running(NamedTuple):
         """
         mean, second = self.average.value
         diagonal = self.is_diagonal
-        second = second if diagonal else unpack(second, neuron.layout.inputs)
+        second = second if diagonal else unpack(second)
         square = second if diagonal else jnp.diagonal(second, axis1=1, axis2=2)
         gamma = damping.gamma(neuron, Moments(mean, square), bias=mean is not None)
         if mean is not None:
