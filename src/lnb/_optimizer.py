@@ -221,13 +221,13 @@ def lnb(
     finite changes neither parameters nor state.
 
     The defaults were chosen on a small MLP, a CNN and a vision transformer, and compared with other
-    optimizers at equal trials of the learning rate, on fresh seeds, in `docs/results`. A rate of
-    0.03 was the best of those tried on all of an MLP, an autoencoder, a vision transformer and a
-    character model. In a coarse search, damping 0.1 did as well as 1 on the CNN and the transformer
-    but not on the MLP, and `norm="neuron"` was behind on all three.
+    optimizers at equal trials of the learning rate, on fresh seeds, in `docs/results`. Of the rates
+    tried, 0.03 was best on an MLP, a vision transformer and a character model, 0.0095 on an
+    autoencoder and a U-Net. In a coarse search, damping 0.1 did as well as 1 on the CNN and the
+    transformer but not on the MLP, and `norm="neuron"` was behind on all three.
 
     Args:
-      learning_rate: a number or a schedule; 0.03 is a good start.
+      learning_rate: a number or a schedule; 0.01 to 0.03 is a good start.
       neurons: what `lnb.find_neurons` found.
       solver: how directions are found, see `lnb.scale_by_lnb`.
       norm: `"network"`, `"neuron"`, `"spectral"` or `"auto"`, see `lnb.scale_by_lnb`.
