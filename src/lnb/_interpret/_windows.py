@@ -8,6 +8,7 @@ a transposed convolution whose filters do not overlap, each window holds one inp
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from dataclasses import dataclass
@@ -48,9 +49,9 @@ class Windows:
 
     def flops(self) -> float:
         """Of the second moment in this way."""
-        shifts = math.prod(self._shifts)
-        border = math.prod(self._all) - math.prod(self._visited)
-        positions = self.batch * (shifts * math.prod(self.image) + border * self.taps**2)
+        shifts, everywhere = len(self._shifts()), math.prod(self._all)
+        border = everywhere - math.prod(self._visited)
+        positions = self.batch * (shifts * everywhere + border * self.taps**2)
         return 2 * self.channels**2 * (positions + shifts * self.taps**2)
 
     def patch_flops(self) -> float:
@@ -67,12 +68,6 @@ class Windows:
         """How many of them the convolution visits."""
         edges = zip(self._all, self.before, self.after, strict=True)
         return tuple(n - lo - hi for n, lo, hi in edges)
-
-    @property
-    def _shifts(self) -> Sizes:
-        """How many there are from tap to tap in each direction; in the first only forward."""
-        first, *others = self.filter
-        return (first, *(2 * k - 1 for k in others))
 
     def second(self, x: Array, dtype: Any) -> Array:
         """The sum over windows of their outer products, [c * taps, c * taps]."""
@@ -99,40 +94,32 @@ class Windows:
         return total.reshape(-1)
 
     def _everywhere(self, x: Array, dtype: Any) -> Array:
-        """The second moment of all windows that see a part of the image.
-
-        A convolution of x with itself has the products of x with its shifts for outputs.
-        """
-        n = len(self.image)
-        space = tuple(range(1, n + 1))
-        products = lax.conv_general_dilated(
-            x,
-            x,
-            window_strides=(1,) * n,
-            padding=[(s - k, k - 1) for s, k in zip(self._shifts, self.filter, strict=True)],
-            dimension_numbers=lax.ConvDimensionNumbers(
-                (n + 1, 0, *space), (n + 1, 0, *space), (n + 1, n, *range(n))
-            ),
-            precision=_HIGHEST,
-            preferred_element_type=dtype,
+        """The second moment of all windows that see a part of the image."""
+        # With zeros after each line and each image, a shift is a shift of all in one row.
+        pad = [(0, 0), *((0, k - 1) for k in self.filter), (0, 0)]
+        flat = jnp.pad(x, pad).reshape(-1, self.channels)
+        shifts = self._shifts()
+        strides = [math.prod(self._all[i + 1 :]) for i in range(len(self._all))]
+        offsets = shifts @ np.array(strides)
+        longer = jnp.pad(flat, ((0, max(offsets)), (0, 0)))
+        # One after the other: side by side they would take many times the memory of x.
+        products = lax.map(
+            lambda o: _product(flat, lax.dynamic_slice_in_dim(longer, o, len(flat)), dtype),
+            jnp.asarray(offsets, jnp.int32),
         )
-        taps = np.indices(self.filter).reshape(n, -1)
-        shift = taps[:, None, :] - taps[:, :, None]  # from p to q
-        forward = np.arange(self.taps)[:, None] < np.arange(self.taps)
-        # Those from a tap to a later one; the others are their transposes, those to itself both.
-        share = np.where(forward, 1, np.eye(self.taps) / 2)
-        zero = np.array([0, *(k - 1 for k in self.filter[1:])])
-        places = np.where(share > 0, shift + zero[:, None, None], 0)
-        place: np.ndarray = np.asarray(np.ravel_multi_index(tuple(places), self._shifts))
-        choice = share[..., None] * (place[..., None] == np.arange(math.prod(self._shifts)))
-        blocks = jnp.tensordot(
-            jnp.asarray(choice, dtype),
-            products.reshape(-1, self.channels, self.channels),
-            1,
-            precision=_HIGHEST,
-        )  # p, q, c, c
-        d = self.channels * self.taps
-        return (blocks.transpose(2, 0, 3, 1) + blocks.transpose(3, 1, 2, 0)).reshape(d, d)
+        taps = np.indices(self.filter).reshape(len(self.filter), -1).T
+        # From p to q, for all q after p; half of that from p to itself; the rest by symmetry.
+        to = taps[None] - taps[:, None]
+        choice = (to[:, :, None] == shifts).all(-1) * (1 - np.eye(self.taps) / 2)[..., None]
+        blocks = jnp.tensordot(jnp.asarray(choice, dtype), products, 1, precision=_HIGHEST)
+        blocks = blocks.transpose(2, 0, 3, 1) + blocks.transpose(3, 1, 2, 0)  # c, p, c, q
+        return blocks.reshape(self.channels * self.taps, -1)
+
+    def _shifts(self) -> np.ndarray:
+        """Those from a tap to one that is not before it, [shifts, directions]."""
+        ranges = [range(1 - k, k) for k in self.filter]
+        zero = (0,) * len(self.filter)
+        return np.array([shift for shift in itertools.product(*ranges) if shift >= zero])
 
     def _border_windows(self, x: Array) -> Array | None:
         """The windows that see a part of the image but are not visited, one a row."""
