@@ -129,6 +129,26 @@ def test_moments_larger_than_the_features():
     assert features["weight"].count == 0
 
 
+@pytest.mark.parametrize("examples", [5, 400])
+def test_a_compiled_layer_used_twice(examples):
+    """Both calls share one inner program, but not what they are fed."""
+    layer = jax.jit(lambda weight, h: jnp.tanh(h @ weight))
+    params = {"first": normal(8, 20, 20), "second": normal(9, 20, 20)}
+    x = normal(10, examples, 20)
+
+    def twice(params, x):
+        return jnp.sum(layer(params["second"], layer(params["first"], x)) ** 2)
+
+    neurons = lnb.find_neurons(twice, params, x, metric="gram", statistics_share=math.inf)
+    assert [neuron.gram for neuron in neurons] == ["first", "second"]
+    state = lnb.lnb(0.03, neurons).init(params)
+    _, _, features = lnb.backprop(twice, neurons, opt_state=state)(params, x)
+    fed = {"first": x, "second": layer(params["first"], x)}
+    for name, rows in fed.items():
+        gram: Any = features[name]
+        np.testing.assert_allclose(gram.matrix[0], rows.T @ rows, rtol=1e-4, atol=1e-4)
+
+
 def test_a_turn_at_every_step_is_all_features():
     whole, _ = train(1, 12, turns=False)
     turns, counts = train(1, 12, turns=True)

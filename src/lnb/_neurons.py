@@ -198,7 +198,7 @@ def _is_excluded(exclude: Exclude, name: str) -> bool:
 def _sources(c: Claim) -> Any:
     """The arrays that feed a neuron; one without sites is on its own."""
     sites = c.feeding
-    return frozenset(tuple(id(x) for x in site.features) for site in sites) if sites else id(c)
+    return frozenset(site.fed_by for site in sites) if sites else id(c)
 
 
 def _fed_alike(
@@ -235,7 +235,7 @@ def _moments(c: Claim, neuron: Neuron) -> Any:
     """What a neuron's M is made of; the same for neurons that have the same."""
     if neuron.metric != "gram":
         return neuron.name
-    sites = [(tuple(map(id, site.features)), arrange(site, c)) for site in c.feeding]
+    sites = [(site.fed_by, arrange(site, c)) for site in c.feeding]
     return c.bias is None, frozenset(sites)
 
 

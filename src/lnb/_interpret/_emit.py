@@ -303,9 +303,9 @@ def _fed_alike(plans: Sequence[Plan]) -> list[list[Plan]]:
     groups: dict[Any, list[Plan]] = {}
     for plan in plans:
         assert plan.moments is not None
-        atoms = tuple(id(atom) for atom in plan.site.features)
         plain = plan.moments.kind in {"dense", "conv"}
-        groups.setdefault((atoms, plan.moments) if plain else plan.index, []).append(plan)
+        key = (plan.site.fed_by, plan.moments) if plain else plan.index
+        groups.setdefault(key, []).append(plan)
     return list(groups.values())
 
 

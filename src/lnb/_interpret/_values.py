@@ -149,6 +149,11 @@ class Site:
     bias: View | None = None
     bias_pairs: list[tuple[Atom, Atom]] = dataclasses.field(default_factory=list)
 
+    @property
+    def fed_by(self) -> tuple[int, ...]:
+        """What tells its features from others: calls of one inner program have its variables."""
+        return id(self.scope), *map(id, self.features)
+
     def count(self, depth: int = 0) -> int:
         """n, the positions at which one output unit is computed, within `depth` loops."""
         turns = 1
