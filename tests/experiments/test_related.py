@@ -298,6 +298,21 @@ def test_gauss_newton_solves_linear_least_squares_at_once(x64, solver):
     assert_close(params["w"], np.linalg.lstsq(batch.inputs, batch.targets)[0])
 
 
+def test_one_product_solves_a_layer_whose_metric_preconditions(x64):
+    """For one layer and a sum of squares G is c M, however badly conditioned M is."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, D)) * np.logspace(0, 3, D) + 5
+    batch = examples(jnp.asarray(x), jnp.asarray(rng.normal(size=(50, OUT))))
+    params = {"w": jnp.zeros((D, OUT)), "b": jnp.zeros(OUT)}
+    problem = Problem(lambda p, batch, key: batch.inputs @ p["w"] + p["b"][None], objective)
+    method = related.levenberg_marquardt(
+        problem, params, batch, None, damping=1e-14, solver="cg", cg_steps=1
+    )
+    params, _, _ = jax.jit(method.step)(1.0, params, method.init(params), batch, None)
+    expected = np.linalg.lstsq(np.column_stack([x, np.ones(50)]), batch.targets)[0]
+    assert_close((params["w"], params["b"]), (expected[:-1], expected[-1]))
+
+
 def test_gauss_newton_product(x64):
     params, batch = network()
     entropy = lambda out, batch: optax.softmax_cross_entropy(

@@ -3,6 +3,10 @@ r"""Levenberg-Marquardt: Gauss-Newton steps whose damping follows how well they 
 The matrix is the generalised Gauss-Newton matrix :math:`G = J^T H J` (Schraudolph 2002), with the
 Jacobian J of the network's outputs and the Hessian H of the objective with respect to them: for a
 sum of squares, :math:`2 J^T J`. Damping goes by the gain ratio (Marquardt 1963; Nielsen 1999).
+
+Conjugate gradients need a preconditioner here, and LNB's metric is one: were the neurons
+independent, and the loss as curved in all directions of a neuron's outputs, G would be c M, with a
+number c for each neuron.
 """
 
 from collections.abc import Callable
@@ -15,7 +19,12 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
+import lnb
+from lnb._factor import Inverse, invert
+from lnb._parameters import join, split
+
 from ..method import Method, MethodError, Problem
+from .neurons import damped, means
 
 DENSE_LIMIT = 20_000  # parameters; their matrix would take 1.6 GB in float32
 
@@ -61,8 +70,9 @@ def levenberg_marquardt(
     Returns:
       The method. A learning rate of 1 makes it the classical one.
     """
-    del batch, key
     dense = _is_dense(solver, sum(leaf.size for leaf in jax.tree.leaves(params)))
+    neurons = lnb.find_neurons(problem.loss, params, batch, key)
+    features = lnb.features(problem.loss, neurons)
 
     def init(params: Any) -> LevenbergMarquardtState:
         dtype = jnp.result_type(*jax.tree.leaves(params))
@@ -73,13 +83,18 @@ def levenberg_marquardt(
     def step(learning_rate, params, state, batch, key):
         flat, unravel = ravel_pytree(params)
         loss, gradient, product = gauss_newton(problem, unravel, flat, batch, key)
-        shift = state.damping * _mean_diagonal(product, flat)
+        signs = jax.random.rademacher(jax.random.key(0), flat.shape, flat.dtype)
+        image = product(signs)
+        shift = state.damping * _mean_diagonal(signs, image)
         system = lambda vector: product(vector) + shift * vector
         if dense:
             matrix = jax.vmap(system)(jnp.eye(flat.size, dtype=flat.dtype))
             change = -jax.scipy.linalg.solve(matrix, gradient, assume_a="pos")
         else:
-            change = -cg(system, gradient, tol=tolerance, maxiter=cg_steps)[0]
+            fed = features(params, batch, key)
+            inverse = _preconditioner(neurons, fed, unravel(signs), unravel(image), shift)
+            whiten = lambda vector: ravel_pytree(inverse(unravel(vector)))[0]
+            change = -cg(system, gradient, tol=tolerance, maxiter=cg_steps, M=whiten)[0]
         change = jnp.asarray(learning_rate, change.dtype) * change
         trial = problem.loss(unravel(flat + change), batch, key)
         predicted = -jnp.vdot(gradient + product(change) / 2, change)
@@ -102,10 +117,49 @@ def gauss_newton(
     return objective(outputs), backward(slope)[0], lambda v: backward(curve(forward(v)))[0]
 
 
-def _mean_diagonal(product: Callable[[Array], Array], like: Array) -> Array:
+def _preconditioner(
+    neurons: lnb.Neurons, features: dict[str, Any], signs: Any, image: Any, shift: Array
+) -> Callable[[Any], Any]:
+    r""":math:`(c M + \gamma I)^{-1}` of each neuron, as a function of trees of parameters.
+
+    The number c makes the mean of the diagonal that of G, as estimated from `image`, G times
+    `signs`. Where there is no M it is the identity.
+    """
+    (thetas, rest), (images, others) = split(neurons, signs), split(neurons, image)
+    inverses: dict[str, tuple[Array, Inverse]] = {}
+    for neuron in neurons:
+        if neuron.kind == "identity":
+            continue
+        weight, bias = thetas[neuron.name]
+        curvature = _mean_diagonal(weight, images[neuron.name].weight)
+        if not neuron.has_gram:
+            ones = jnp.ones(weight.shape[:2], weight.dtype)
+            inverses[neuron.name] = curvature + shift, Inverse.of(None, ones)
+            continue
+        second, first, _ = means(features[neuron.name])
+        square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
+        c = curvature / jnp.mean(square)
+        c = jnp.where((c > 0) & jnp.isfinite(c), c, 1)
+        mean = None if bias is None else first
+        if mean is not None:
+            second = second - mean[:, :, None] * mean[:, None, :]
+        inverses[neuron.name] = c, Inverse.of(mean, invert(damped(second, shift / c)))
+    scales = {name: _mean_diagonal(rest[name], others[name]) + shift for name in rest}
+
+    def multiply(tree: Any) -> Any:
+        thetas, rest = split(neurons, tree)
+        solved = {
+            name: jax.tree.map(lambda x, c=c: x / c, inverse.solve(thetas[name]))
+            for name, (c, inverse) in inverses.items()
+        }
+        return join(neurons, tree, solved, {name: x / scales[name] for name, x in rest.items()})
+
+    return multiply
+
+
+def _mean_diagonal(signs: Array, image: Array) -> Array:
     """An estimate: v . G v / d for random signs v. Not negative, as G is not."""
-    signs = jax.random.rademacher(jax.random.key(0), like.shape, like.dtype)
-    return jnp.maximum(jnp.vdot(signs, product(signs)) / like.size, 0)
+    return jnp.maximum(jnp.vdot(signs, image) / signs.size, 0)
 
 
 def _adapt(state: LevenbergMarquardtState, gain: Array, accepted: Array) -> LevenbergMarquardtState:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from lnb import Neurons
 from lnb._metric import Gram, Theta, gram
@@ -21,7 +22,7 @@ def means(features: Any) -> Gram:
     return Gram(second / n.astype(second.dtype), first, n)
 
 
-def damped(matrix: Array, damping: float) -> Array:
+def damped(matrix: Array, damping: ArrayLike) -> Array:
     """A metric [blocks, inputs, inputs], or its diagonal [blocks, inputs], plus damping."""
     if matrix.ndim == 2:
         return matrix + damping
