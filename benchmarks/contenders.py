@@ -11,7 +11,7 @@ import optax
 
 import lnb
 from lnb._backprop import Due
-from lnb._solvers._running import Running
+from lnb._optimizer import ScaleByLNBState
 from lnb_experiments.optimizers import muon
 
 from .workloads import Workload
@@ -58,8 +58,9 @@ class Boosted:
     def init(self, workload: Workload) -> Any:
         """The state after many steps, except for its values."""
         state = self.make(1e-3, self.neurons(workload)).init(workload.params)
-        later = lambda x: x._replace(count=x.count + LATER) if isinstance(x, Running) else x
-        return jax.tree.map(later, state, is_leaf=lambda x: isinstance(x, Running))
+        is_lnb = lambda x: isinstance(x, ScaleByLNBState)
+        later = lambda x: x._replace(count=x.count + LATER) if is_lnb(x) else x
+        return jax.tree.map(later, state, is_leaf=is_lnb)
 
     def step(self, workload: Workload, turn: bool | None = None) -> Step:
         """A step; given `turn`, one at which all neurons have their turn, or none has."""
@@ -70,8 +71,8 @@ class Boosted:
             optimizer = self.make(1e-3, neurons, solver=Turn(turn=turn))
 
         def step(params, opt_state, *args):
-            seen = opt_state if turn is None else with_turn(opt_state, turn)
-            backprop = lnb.backprop(workload.loss_fn, neurons, opt_state=seen)
+            opt_state = opt_state if turn is None else with_turn(opt_state, turn)
+            backprop = lnb.backprop(workload.loss_fn, neurons, opt_state=opt_state)
             _, grads, features = backprop(params, *args)
             updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
             return optax.apply_updates(params, updates), opt_state
@@ -94,15 +95,14 @@ class Turn(lnb.Cholesky):
 
     turn: bool = True
 
-    def due(self, neuron: lnb.Neuron, state: Any) -> jax.Array:
-        return jnp.asarray(self.turn) if neuron.has_gram else self.fallback.due(neuron, state)
+    def due(self, neuron: lnb.Neuron, step: jax.Array) -> jax.Array:
+        return jnp.asarray(self.turn) if neuron.has_gram else self.fallback.due(neuron, step)
 
 
 def with_turn(opt_state: Any, turn: bool) -> Any:
     is_due = lambda node: isinstance(node, Due)
-    replace = lambda node: (
-        Due(dict.fromkeys(node.flags, jnp.asarray(turn))) if is_due(node) else node
-    )
+    full = lambda flags: dict.fromkeys(flags, jnp.asarray(turn))
+    replace = lambda node: Due(full(node.flags)) if is_due(node) else node
     return jax.tree.map(replace, opt_state, is_leaf=is_due)
 
 

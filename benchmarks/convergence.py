@@ -23,7 +23,7 @@ EXAMPLES = {"autoencoder": 60_000, "vit": 10_000}  # of an epoch: all of MNIST, 
 CASES = {  # (experiment, norm): learning rate
     ("autoencoder", "neuron"): 0.3,
     ("autoencoder", "auto"): 0.03,
-    ("vit", "neuron"): 0.3,
+    ("vit", "neuron"): 0.1,
     ("vit", "auto"): 0.03,
 }
 

@@ -39,8 +39,9 @@ def flops(contender: Plain | Boosted, workload: Workload, program: Any = None) -
     return total
 
 
-def _unrolled(function: Callable, xs: jax.Array) -> jax.Array:
-    return jnp.stack([function(x) for x in xs])
+def _unrolled(function: Callable, xs: Any) -> jax.Array:
+    one = lambda i: jax.tree.map(lambda x: x[i], xs)
+    return jnp.stack([function(one(i)) for i in range(len(jax.tree.leaves(xs)[0]))])
 
 
 def _program_flops(program: Any) -> float:

@@ -14,6 +14,7 @@ import lnb
 from lnb._backprop import Due, find_nodes
 from lnb._factor import invert
 from lnb._orthogonalize import newton_schulz
+from lnb._packed import halves, is_packed, pack
 from lnb._parameters import split
 
 from .contenders import Boosted
@@ -41,7 +42,7 @@ def profile(name: str, console: Console) -> None:
         theta = thetas[neuron.name]
         state = solver.init(neuron, theta)
         shared = neuron.gram != neuron.name  # its statistics and inverse are another's
-        inverse = 0.0 if shared else seconds(invert, state.inverse.matrix)
+        inverse = 0.0 if shared else seconds(invert, _as_metric(state.inverse.matrix))
         row = (
             0.0 if shared else statistics[neuron.name] / solver.every,
             inverse / solver.every,
@@ -90,6 +91,12 @@ def statistics_seconds(
     alone = median(times[""][1:])
     added = {name: max(0.0, median(t[1:]) - alone) for name, t in times.items() if name}
     return {"": alone, **added}
+
+
+def _as_metric(matrix: jax.Array) -> Any:
+    """A matrix in the form in which a solver holds it."""
+    packed = pack(matrix) if matrix.ndim == 3 else matrix
+    return halves(packed) if is_packed(packed) and matrix.ndim == 3 else packed
 
 
 def seconds(function: Callable, *args: Any) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lnb._factor import LEAF, inverse_root, invert
+from lnb._packed import WHOLE, halves, pack
 
 
 def metrics(count: int, size: int) -> np.ndarray:
@@ -33,6 +34,16 @@ def test_inverse_root(size):
     assert (np.triu(root, 1) == 0).all()
 
 
+@pytest.mark.parametrize("size", [WHOLE + 1, WHOLE + 8, 2 * LEAF + 5])
+def test_by_halves(size):
+    """Of packed matrices, without taking them apart first."""
+    metric = metrics(2, size)
+    packed = halves(pack(jnp.asarray(metric, "f")))
+    np.testing.assert_allclose(invert(packed), np.linalg.inv(metric), atol=1e-3)
+    expected = np.linalg.inv(np.linalg.cholesky(metric))
+    np.testing.assert_allclose(inverse_root(packed), expected, atol=1e-3)
+
+
 @pytest.mark.parametrize("function", [invert, inverse_root])
 def test_one_by_one(function):
     """Large batches are not inverted at once; that changes nothing but memory."""
@@ -45,9 +56,10 @@ def test_one_by_one(function):
 
 @pytest.mark.parametrize("function", [invert, inverse_root])
 @pytest.mark.parametrize("size", [5, LEAF + 3])
-def test_not_positive_definite(function, size):
+@pytest.mark.parametrize("form", [lambda x: x, lambda x: halves(pack(x))])
+def test_not_positive_definite(function, size, form):
     metric = jnp.asarray(metrics(2, size), "f").at[1, -1, -1].set(-1.0)
-    result = function(metric)
+    result = function(form(metric) if size > WHOLE else metric)
     assert jnp.isfinite(result[0]).all()
     assert jnp.isnan(result[1]).any()
 

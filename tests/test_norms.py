@@ -24,7 +24,9 @@ EXACT = Norm(shared=False, directions=partial(orthogonal, orthogonalize=polar))
 def part_of(features, gradient: Theta, kind: str = "dense", damping: float = 0.0) -> Boosted:
     """A neuron's direction by an exact solve."""
     solver, neuron = Cholesky(factors=True), make_neuron(kind)
-    state = solver.update(neuron, features, solver.init(neuron, gradient), Damping(damping))
+    state = solver.update(
+        neuron, features, solver.init(neuron, gradient), Damping(damping), jnp.int32(0)
+    )
     direction, state = solver.direction(neuron, features, gradient, state, Damping(damping))
     return Boosted(gradient, direction, rank=1, factor=solver.factor(neuron, state))
 

@@ -19,7 +19,8 @@ from explicit import (
 )
 
 from lnb._damping import Damping
-from lnb._metric import Gram, Theta
+from lnb._metric import Gram, Theta, empty_unless
+from lnb._packed import WHOLE, is_packed
 from lnb._solvers import CG, Cholesky, Krylov, Woodbury
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -28,7 +29,7 @@ KRYLOV = Krylov(partial(jax.scipy.sparse.linalg.cg, tol=1e-13))
 EXACT = {"cg": CG(steps=20), "cholesky": Cholesky(), "woodbury": Woodbury(), "krylov": KRYLOV}
 USUAL = {"cg": CG(), "cholesky": Cholesky(), "woodbury": Woodbury(every=3), "krylov": Krylov()}
 DENSE, ROWS = make_neuron(), make_neuron(metric="matrix-free")
-NO_DAMPING = Damping(0.0)
+NO_DAMPING, FIRST = Damping(0.0), jnp.int32(0)
 HELD = {"gram": (DENSE, gram_of), "rows": (ROWS, rows_of)}
 
 
@@ -36,7 +37,7 @@ HELD = {"gram": (DENSE, gram_of), "rows": (ROWS, rows_of)}
 def take(solver, neuron, features, gradient, state=None, damping=NO_DAMPING):
     """One step: the direction and the state after it."""
     state = solver.init(neuron, gradient) if state is None else state
-    state = solver.update(neuron, features, state, damping)
+    state = solver.update(neuron, features, state, damping, FIRST)
     return solver.direction(neuron, features, gradient, state, damping)
 
 
@@ -179,32 +180,58 @@ def test_cg_starts_from_any_multiple_of_the_solution():
 # Memory
 
 
-def running(batches, decay, bias):
-    """Debiased averages of E[x x^T] and E[x], as [d + 1, d + 1]."""
-    weights = decay ** np.arange(len(batches))[::-1]
+def running(batches, decay, bias, intervals=None):
+    """Debiased averages of E[x x^T] and E[x], as [d + 1, d + 1].
+
+    Each batch stands for its interval, the steps since the one before; all weights decay by steps.
+    """
+    intervals = np.ones(len(batches)) if intervals is None else np.array(intervals)
+    age = intervals[::-1].cumsum()[::-1] - intervals
+    weights = (1 - decay**intervals) * decay**age
     metrics = [explicit_metric(x, bias) for x in batches]
     return np.tensordot(weights / weights.sum(), metrics, 1)
 
 
 def feed(solver, neuron, hold, batches, bias, gradient):
     state = solver.init(neuron, gradient)
-    for x in batches:
-        state = solver.update(neuron, hold(x, bias), state, Damping(0.0))
+    for step, x in enumerate(batches):
+        features = empty_unless(solver.due(neuron, jnp.int32(step)), hold(x, bias))
+        state = solver.update(neuron, features, state, Damping(0.0), jnp.int32(step))
     return solver.direction(neuron, hold(batches[-1], bias), gradient, state, Damping(0.0))[0]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("factors", [False, True])
 @pytest.mark.parametrize(
-    ("every", "turns"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 2, 4]), (4, [0, 1, 2, 3, 4])]
+    ("every", "turns"),
+    [
+        (1, {0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1}),
+        (2, {0: 1, 1: 1, 2: 2, 4: 2}),
+        (4, {0: 1, 1: 1, 2: 1, 3: 1, 4: 2}),
+    ],
 )
 def test_cholesky_solves_for_the_running_metric(every, turns, factors, bias):
-    """Of the batches at the neuron's turns."""
+    """Of the batches at the neuron's turns; as the intervals grow, so do the batches' weights."""
     batches, gradient = normal(6, 30, 4) + 1, theta_of(4, 3, bias)
     solver = Cholesky(decay=0.8, every=every, factors=factors)
     direction = feed(solver, DENSE, gram_of, batches, bias, gradient)
-    expected = np.linalg.solve(running(batches[turns], 0.8, bias), matrix(gradient))
+    metric = running(batches[list(turns)], 0.8, bias, list(turns.values()))
+    expected = np.linalg.solve(metric, matrix(gradient))
     np.testing.assert_allclose(matrix(direction), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize("inputs", [WHOLE + 1, WHOLE + 2])
+def test_cholesky_of_a_packed_metric(inputs, factors, bias):
+    x, gradient = normal(2, 3 * inputs, inputs) + 1, theta_of(inputs, 3, bias, g=2)
+    solver, damping = Cholesky(factors=factors), Damping(0.1, relative=False)
+    direction, state = take(solver, DENSE, gram_of(x, bias), gradient, damping=damping)
+    assert is_packed(state.running.average.value[1])
+    for block in range(2):
+        metric = explicit_metric(x[block], bias, gamma=0.1)
+        expected = np.linalg.solve(metric, matrix(gradient, block))
+        np.testing.assert_allclose(matrix(direction, block), expected, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -240,12 +267,8 @@ def empty_like(features: Gram) -> Gram:
 def test_a_batch_without_positions_changes_no_statistics(name):
     x, gradient, solver = normal(30, 4) + 1, theta_of(4, 3, bias=True), USUAL[name]
     features = gram_of(x, True)
-    state = solver.update(DENSE, features, solver.init(DENSE, gradient), Damping(0.1))
-    after = solver.update(DENSE, empty_like(features), state, Damping(0.1))
-    if hasattr(state, "running"):  # whose steps count all the same
-        turns = {"count": state.running.count, "missed": state.running.missed}
-        assert after.running.count == state.running.count + 1
-        after = after._replace(running=after.running._replace(**turns))
+    state = solver.update(DENSE, features, solver.init(DENSE, gradient), Damping(0.1), FIRST)
+    after = solver.update(DENSE, empty_like(features), state, Damping(0.1), FIRST)
     jax.tree.map(np.testing.assert_array_equal, state, after)
     direction, after = solver.direction(DENSE, empty_like(features), gradient, after, Damping(0.1))
     assert finite((direction, after))
@@ -271,10 +294,10 @@ def test_cg_falls_back_on_its_preconditioner_without_positions():
 )
 def test_a_failed_factorisation_keeps_the_old_one(solver, neuron, hold):
     x, gradient = normal(2, 30, 4) + 1, theta_of(4, 3, bias=True, g=2)
-    state = solver.update(neuron, hold(x, True), solver.init(neuron, gradient), Damping(0.0))
+    state = solver.update(neuron, hold(x, True), solver.init(neuron, gradient), Damping(0.0), FIRST)
     broken = x.copy()
     broken[1] = np.inf  # in one block of two
-    after = solver.update(neuron, hold(broken, True), state, Damping(0.0))
+    after = solver.update(neuron, hold(broken, True), state, Damping(0.0), FIRST)
     old, new = (jax.tree.leaves(s.inverse) for s in (state, after))
     for before, now in zip(old, new, strict=True):
         np.testing.assert_array_equal(before[1], now[1])
@@ -284,9 +307,9 @@ def test_a_failed_factorisation_keeps_the_old_one(solver, neuron, hold):
 def test_an_indefinite_matrix_keeps_the_old_factor():
     x, gradient = normal(30, 4) + 1, theta_of(4, 3, bias=False)
     state = Cholesky(decay=0.0).init(DENSE, gradient)
-    state = Cholesky(decay=0.0).update(DENSE, gram_of(x, False), state, Damping(0.0))
+    state = Cholesky(decay=0.0).update(DENSE, gram_of(x, False), state, Damping(0.0), FIRST)
     indefinite = Gram(-jnp.eye(4)[None], None, jnp.asarray(1.0))
-    after = Cholesky(decay=0.0).update(DENSE, indefinite, state, Damping(0.0))
+    after = Cholesky(decay=0.0).update(DENSE, indefinite, state, Damping(0.0), FIRST)
     np.testing.assert_array_equal(after.inverse.matrix, state.inverse.matrix)
 
 

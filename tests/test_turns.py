@@ -14,6 +14,7 @@ from jax import lax
 import lnb
 from lnb._backprop import Due, find_nodes
 from lnb._optimizer import ScaleByLNBState
+from lnb._packed import WHOLE, is_packed
 
 EVERY = 4
 
@@ -47,8 +48,9 @@ THINNED = lnb.find_neurons(loss_fn, PARAMS, *BATCH, metric="gram", statistics_sh
 def with_flags(state: Any, flags: dict[str, bool]) -> Any:
     """An optimizer's state in which it is these neurons' turn."""
     is_due = lambda node: isinstance(node, Due)
-    new = {name: jnp.asarray(flag) for name, flag in flags.items()}
-    replace = lambda node: node._replace(flags=new) if is_due(node) else node
+    replace = lambda node: (
+        Due({k: jnp.asarray(v) for k, v in flags.items()}) if is_due(node) else node
+    )
     return jax.tree.map(replace, state, is_leaf=is_due)
 
 
@@ -127,6 +129,19 @@ def test_moments_larger_than_the_features():
     assert gram.count == 5
     _, _, features = backprop(params, x, jnp.inf)
     assert features["weight"].count == 0
+
+
+@pytest.mark.parametrize("examples", [5, 400])
+def test_packed_moments(examples):
+    """Whether they are taken in the forward pass or, larger than the features, after it."""
+    inputs = WHOLE + 1
+    params, x = {"weight": normal(6, inputs, 3)}, normal(7, examples, inputs)
+    loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["weight"]))
+    neurons = lnb.find_neurons(loss, params, x, metric="gram", statistics_share=math.inf)
+    state = lnb.lnb(0.03, neurons).init(params)
+    gram: Any = lnb.backprop(loss, neurons, opt_state=state)(params, x)[2]["weight"]
+    assert is_packed(gram.second)
+    np.testing.assert_allclose(gram.matrix[0], x.T @ x, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("examples", [5, 400])

@@ -4,53 +4,39 @@ It is made once in a while and used at every step. So what is kept are explicit 
 with them keep all cores or an accelerator busy, triangular solves do not.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ._metric import Theta
+from ._packed import WHOLE, Halves, from_blocks
 
-LEAF = 640  # the largest matrix that is factorised as a whole: smaller ones take long to compile
+LEAF = 640  # the largest matrix that is factorised as a whole
 TOGETHER = 2**20  # entries of a batch of matrices that are inverted at once, not one by one
 
 _matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-_solve = partial(lax.linalg.triangular_solve, left_side=True, lower=True)
 
 
 class Inverse(NamedTuple):
-    r""":math:`M^{-1}`, in blocks.
-
-    With the bias put first, :math:`M^{-1} = \begin{pmatrix} 1 + \mu^T P \mu & -(P \mu)^T \\
-    -P \mu & P \end{pmatrix}` where :math:`P = \Sigma^{-1}` is the inverse of the covariance;
-    without a bias, :math:`M^{-1} = P = E[x x^T]^{-1}`.
+    r""":math:`M^{-1}`, with the bias eliminated.
 
     Attributes:
-      matrix: P, [g, d, d], or [g, d] if it is diagonal.
-      column: :math:`P \mu`, [g, d], or None where there is no bias.
-      corner: :math:`1 + \mu^T P \mu`, [g], or None.
+      mean: of the features, [g, d], or None where there is no bias.
+      matrix: the inverse of their covariance (without a bias, of E[x x^T]), [g, d, d], or [g, d] if
+        it is diagonal.
     """
 
+    mean: Array | None
     matrix: Array
-    column: Array | None
-    corner: Array | None
-
-    @classmethod
-    def of(cls, mean: Array | None, matrix: Array) -> "Inverse":
-        if mean is None:
-            return cls(matrix, None, None)
-        column = _multiply(matrix, mean[:, :, None])[:, :, 0]
-        return cls(matrix, column, 1 + jnp.vecdot(mean, column, precision=lax.Precision.HIGHEST))
 
     def solve(self, theta: Theta) -> Theta:
         """:math:`M^{-1}` times a gradient."""
-        weight, bias = _multiply(self.matrix, theta.weight), theta.bias
-        if bias is None or self.column is None or self.corner is None:
-            return Theta(weight, bias)
-        shared = _matmul(self.column[:, None, :], theta.weight)[:, 0, :]
-        weight = weight - self.column[:, :, None] * bias[:, None, :]
-        return Theta(weight, self.corner[:, None] * bias - shared)
+        weight = _multiply(self.matrix, _centre(self.mean, theta))
+        return Theta(weight, _uncentre(self.mean, weight, theta.bias))
 
 
 class Factor(NamedTuple):
@@ -82,8 +68,8 @@ class Factor(NamedTuple):
         return self.upper_solve(self.lower_solve(theta))
 
 
-def invert(metric: Array) -> Array:
-    r"""The inverse of positive definite matrices [g, d, d], or diagonals [g, d]; NaN if not.
+def invert(metric: Array | Halves) -> Array:
+    r"""The inverse of positive definite matrices, or of diagonals [g, d]; NaN if not.
 
     By halves, so that almost all of the work is in products:
 
@@ -92,22 +78,23 @@ def invert(metric: Array) -> Array:
       A^{-1} + E^T S^{-1} E & -E^T S^{-1} \\ -S^{-1} E & S^{-1} \end{pmatrix},
       \quad E = B A^{-1}, \quad S = D - E B^T.
     """
-    if metric.ndim == 2:
-        return 1 / jnp.where(metric > 0, metric, jnp.nan)
-    if len(metric) > 1 and metric.size > TOGETHER:  # in little memory
-        return lax.map(lambda x: invert(x[None])[0], metric)
-    if metric.shape[-1] <= LEAF:
-        root = _cholesky(metric)
-        return _solve(root, _solve(root, _identity_like(metric)), transpose_a=True).mT
-    a, b, d = _halves(metric)
-    first = invert(a)
-    e = _matmul(b, first)
-    second = invert(d - _matmul(e, b.mT))
-    corner = _matmul(second, e)
-    return _from_blocks(first + _matmul(e.mT, corner), -corner.mT, -corner, second)
+    if not isinstance(metric, Halves):
+        if metric.ndim == 2:
+            return 1 / jnp.where(metric > 0, metric, jnp.nan)
+        return _one_by_one(lambda x: _square(_root(x.mT)), metric)
+
+    def inverse(metric: Halves) -> Array:
+        a, b, d = metric
+        first = _square(_root(a))
+        e = _matmul(b, first)
+        second = _square(_root((d - _matmul(e, b.mT)).mT))
+        corner = -_matmul(second, e)
+        return from_blocks(first - _matmul(e.mT, corner), corner.mT, corner, second)
+
+    return _one_by_one(inverse, metric)
 
 
-def inverse_root(metric: Array) -> Array:
+def inverse_root(metric: Array | Halves) -> Array:
     r""":math:`C^{-1}` of metrics :math:`C C^T`, likewise by halves.
 
     .. math::
@@ -115,42 +102,50 @@ def inverse_root(metric: Array) -> Array:
       C_1^{-1} & 0 \\ -C_2^{-1} E C_1^{-1} & C_2^{-1} \end{pmatrix},
       \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
     """
+    if isinstance(metric, Halves):
+        return _one_by_one(lambda x: _root_by_halves(x.a, x.b, x.d.mT), metric)
     if metric.ndim == 2:
         return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
-    if len(metric) > 1 and metric.size > TOGETHER:
-        return lax.map(lambda x: inverse_root(x[None])[0], metric)
-    if metric.shape[-1] <= LEAF:
-        return _solve(_cholesky(metric), _identity_like(metric))
-    a, b, d = _halves(metric)
-    first = inverse_root(a)
-    e = _matmul(b, first.mT)
-    second = inverse_root(d - _matmul(e, e.mT))
-    corner = _matmul(second, _matmul(e, first))
-    return _from_blocks(first, jnp.zeros_like(b.mT), -corner, second)
+    return _one_by_one(lambda x: _root(x.mT), metric)
 
 
 def invert_flops(size: int) -> float:
-    """Of `invert`: of a factorisation and two solves, or of two halves and four products."""
-    return 7 / 3 * size**3 if size <= LEAF else 2 * invert_flops(size // 2) + size**3
+    """Of `invert`: a factorisation, a solve and a product, or those of two halves and four more."""
+    leaf = lambda size: 10 / 3 * size**3
+    return leaf(size) if size <= WHOLE else 2 * leaf(size / 2) + size**3
 
 
-def _cholesky(metric: Array) -> Array:
-    """L of symmetric matrices. LAPACK reads by columns, so that their transposes need no copy."""
-    return lax.linalg.cholesky(metric.mT, symmetrize_input=False)
+def _one_by_one(function: Callable[[Any], Array], metric: Any) -> Array:
+    """A function of a batch of matrices; of a large one, in little memory."""
+    leaves = jax.tree.leaves(metric)
+    if len(leaves[0]) == 1 or sum(leaf.size for leaf in leaves) <= TOGETHER:
+        return function(metric)
+    return lax.map(lambda x: function(jax.tree.map(lambda leaf: leaf[None], x))[0], metric)
 
 
-def _identity_like(metric: Array) -> Array:
-    return jnp.broadcast_to(jnp.eye(metric.shape[-1], dtype=metric.dtype), metric.shape)
+def _root(metric: Array) -> Array:
+    """The inverse root of symmetric matrices of which the lower triangle counts."""
+    size = metric.shape[-1]
+    if size > LEAF:
+        half = size // 2
+        parts = metric[:, :half, :half], metric[:, half:, :half], metric[:, half:, half:]
+        return _root_by_halves(*parts)
+    identity = jnp.broadcast_to(jnp.eye(size, dtype=metric.dtype), metric.shape)
+    lower = lax.linalg.cholesky(metric, symmetrize_input=False)
+    return lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
 
 
-def _halves(metric: Array) -> tuple[Array, Array, Array]:
-    half = metric.shape[-1] // 2
-    return metric[:, :half, :half], metric[:, half:, :half], metric[:, half:, half:]
+def _root_by_halves(a: Array, b: Array, d: Array) -> Array:
+    first = _root(a)
+    e = _matmul(b, first.mT)
+    second = _root(d - _matmul(e, e.mT))
+    corner = -_matmul(second, _matmul(e, first))
+    return from_blocks(first, jnp.zeros_like(b.mT), corner, second)
 
 
-def _from_blocks(a: Array, b: Array, c: Array, d: Array) -> Array:
-    rows = [jnp.concatenate(row, axis=-1) for row in ((a, b), (c, d))]
-    return jnp.concatenate(rows, axis=-2)
+def _square(root: Array) -> Array:
+    """C^-T C^-1: a product, where a second triangular solve would keep one core busy."""
+    return _matmul(root.mT, root)
 
 
 def _multiply(matrix: Array, weight: Array) -> Array:

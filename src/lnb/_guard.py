@@ -9,8 +9,8 @@ import optax
 from jax import Array
 
 from ._interpret import is_parameter
-from ._metric import Gram, with_count
-from ._packed import is_packed
+from ._metric import Gram, empty_unless
+from ._packed import diagonal
 
 
 class GuardState(NamedTuple):
@@ -51,7 +51,8 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
     def update_fn(updates, state, params=None, **extra_args):
         finite = _all_finite((updates, extra_args.get("features")))
         if extra_args.get("features") is not None:
-            extra_args["features"] = _empty_unless(finite, extra_args["features"])
+            features = extra_args["features"]
+            extra_args["features"] = {k: empty_unless(finite, x) for k, x in features.items()}
         new, inner_state = inner.update(
             at_least_float32(updates),
             state.inner_state,
@@ -79,16 +80,9 @@ def at_least_float32(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def _empty_unless(finite: Array, features: Any) -> Any:
-    """Features that count nothing, unless all numbers are finite."""
-    return {name: with_count(x, jnp.where(finite, x.count, 0)) for name, x in features.items()}
-
-
 def _squares(node: Any) -> Any:
     """Of a gram the diagonal: no entry of a second moment is larger than the largest there."""
-    if not isinstance(node, Gram) or node.second.ndim == 2 or is_packed(node.second):
-        return node
-    return jnp.diagonal(node.second, axis1=1, axis2=2)
+    return diagonal(node.second) if isinstance(node, Gram) and node.second.ndim == 3 else node
 
 
 def _all_finite(tree: Any) -> Array:

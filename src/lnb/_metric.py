@@ -15,9 +15,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from ._interpret import Arrangement, Layout, Program, accumulator
-from ._packed import unpack
+from ._packed import diagonal, unpack
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -124,8 +125,9 @@ def count(features: Features) -> Array:
     return features.count
 
 
-def with_count(features: Features, count: Array) -> Features:
-    """The same features, said to come from so many positions: 0 if they are to be ignored."""
+def empty_unless(flag: ArrayLike, features: Features) -> Features:
+    """The same features, said to come from no positions, and so to be ignored, if not `flag`."""
+    count = jnp.where(flag, features.count, 0)
     if isinstance(features, Gram):
         return features._replace(count=count)
     return dataclasses.replace(features, count=count)
@@ -173,8 +175,8 @@ def rows(features: Features) -> Array | None:
 def moments(features: Features) -> Moments:
     """The means of x and x * x (its first is `None` for a lookup, or without a matrix form)."""
     if isinstance(features, Gram):
-        second, first = features.matrix, features.first
-        square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
+        second, first = features.second, features.first
+        square = second if second.ndim == 2 else diagonal(second)
     else:
         total = _total(features, lambda arrangement, xs: arrangement.all_sums(*xs))
         total = {"square": features.squares()[:, :, 0]} if total is None else total

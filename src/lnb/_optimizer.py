@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from ._backprop import Due
 from ._damping import Damping
 from ._guard import at_least_float32, guard
-from ._metric import Theta, moments
+from ._metric import Theta, empty_unless, moments
 from ._moments import Average
 from ._neurons import Neuron, Neurons
 from ._norms import NORMS, Boosted
@@ -103,11 +103,10 @@ def scale_by_lnb(
         }
         return {name: first.setdefault(key, name) for name, key in shared.items()}
 
-    def due(states: dict[str, Any], holders: dict[str, str]) -> Due:
+    def due(thetas: Iterable[str], step: Array) -> dict[str, Array]:
         """Of those whose solver has a memory; the others want all features of every step."""
-        flags = {name: solvers[name].due(named[name], s) for name, s in states.items()}
-        remember = (name for name in holders if solvers[name].remembers(named[name]))
-        return Due({name: flags[holders[name]] for name in remember})
+        remember = (name for name in thetas if solvers[name].remembers(named[name]))
+        return {name: solvers[name].due(named[name], step) for name in remember}
 
     def init_fn(params: Any) -> ScaleByLNBState:
         thetas, _ = split(neurons, params)
@@ -117,13 +116,14 @@ def scale_by_lnb(
             name: solvers[name].init(named[name], thetas[name])
             for name in dict.fromkeys(held.values())
         }
+        count = jnp.zeros((), jnp.int32)
         state = ScaleByLNBState(
-            count=jnp.zeros((), jnp.int32),
+            count=count,
             solver=solver_state,
             norm=zero,
             capped=jnp.zeros((), bool),
             neuron_norms=dict.fromkeys(thetas, zero),
-            due=due(solver_state, held),
+            due=Due(due(thetas, count)),
         )
         return jax.tree.map(jnp.copy, state)  # a buffer each, so that they can be donated
 
@@ -134,9 +134,12 @@ def scale_by_lnb(
         if features is not None or not remembered:
             features = _checked(features, named, gradients)
         held, states, boosted = holders(gradients), dict(state.solver), {}
+        waiting = state.due.flags  # until there are features
         if features is not None:
             for name, old in states.items():
-                states[name] = solvers[name].update(named[name], features[name], old, damping_)
+                fed = empty_unless(waiting.get(name, True), features[name])
+                states[name] = solvers[name].update(named[name], fed, old, damping_, state.count)
+            waiting = {name: flag & (features[name].count == 0) for name, flag in waiting.items()}
         for name, gradient in gradients.items():
             neuron, old = named[name], states[held[name]]
             direction, new = solvers[name].direction(
@@ -147,13 +150,14 @@ def scale_by_lnb(
             boosted[name] = Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor)
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
         step = NORMS[norm](parts, min_norm)
+        count = state.count + jnp.asarray(finite, jnp.int32)
         state = ScaleByLNBState(
-            count=state.count + 1,
+            count=count,
             solver=states,
             norm=step.norm,
             capped=step.capped,
             neuron_norms=dict(zip(boosted, step.norms, strict=False)),
-            due=due(states, held),
+            due=Due({name: flag | waiting[name] for name, flag in due(boosted, count).items()}),
         )
         directions = iter(step.directions)
         thetas = {name: next(directions) for name in boosted}

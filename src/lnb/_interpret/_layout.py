@@ -89,7 +89,12 @@ def weight_layout(atoms: list[Atom], sites: list[Site], shape: tuple[int, ...]):
         if not (same_roles and same_loops and len(kinds) == 1):
             return None
     found = _parts(atoms, sites[0].view.cuts)
-    layout = None if found is None else make_layout(shape, atoms, *found, order)
+    if found is None:
+        return None
+    # Inputs as they stand in the parameter: its matrix is then no transposed copy.
+    place = {id(part): i for i, part in enumerate(found[1])}
+    order = (order[0], sorted(order[1], key=lambda atom: place.get(id(atom), -1)), order[2])
+    layout = make_layout(shape, atoms, *found, order)
     return None if layout is None else (layout, order)
 
 

@@ -178,10 +178,14 @@ class Arrangement:
 
     def _window_sums(self, windows: Windows, x: Array) -> tuple[Array, Array]:
         dtype = accumulator(x.dtype)
-        sizes, ranks = [self.sizes[i] for i in sorted(self.inputs)], _ranks(self.inputs)
+        places = sorted(self.inputs)  # channels, then taps; `windows` has them the other way round
+        sizes = [self.sizes[i] for i in places]
+        split = next(k for k in range(len(sizes) + 1) if math.prod(sizes[k:]) == windows.taps)
+        sizes, places = sizes[split:] + sizes[:split], places[split:] + places[:split]
+        order = [places.index(i) for i in self.inputs]
         second = windows.second(x, dtype).reshape(*sizes, *sizes)
-        first = windows.first(x, dtype).reshape(sizes).transpose(ranks)
-        return second.transpose(*ranks, *(len(ranks) + i for i in ranks)), first
+        first = windows.first(x, dtype).reshape(sizes).transpose(order)
+        return second.transpose(*order, *(len(order) + i for i in order)), first
 
     def _second(self, x: Array, dtype: Any) -> Array:
         if not self.inputs:

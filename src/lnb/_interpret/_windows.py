@@ -70,27 +70,28 @@ class Windows:
         return tuple(n - lo - hi for n, lo, hi in edges)
 
     def second(self, x: Array, dtype: Any) -> Array:
-        """The sum over windows of their outer products, [c * taps, c * taps]."""
+        """The sum over windows of their outer products, [taps * c, taps * c]."""
         x = x.transpose(self.axes)
         if self.apart:
             flat = x.reshape(-1, self.channels)
-            return jnp.kron(_product(flat, flat, dtype), jnp.eye(self.taps, dtype=dtype))
+            return jnp.kron(jnp.eye(self.taps, dtype=dtype), _product(flat, flat, dtype))
         second = self._everywhere(x, dtype)
         border = self._border_windows(x)
         return second if border is None else second - _product(border, border, dtype)
 
     def first(self, x: Array, dtype: Any) -> Array:
-        """The sum over windows, [c * taps]."""
+        """The sum over windows, [taps * c]."""
         total = jnp.sum(x.transpose(self.axes), axis=0, dtype=dtype)
         if self.apart:
             whole = jnp.sum(total, axis=tuple(range(len(self.image))))
-            return jnp.repeat(whole, self.taps)
+            return jnp.tile(whole, self.taps)
         sides = zip(self.image, self.filter, self.before, self._visited, strict=True)
-        for n, k, before, visited in sides:
+        for axis, (n, k, before, visited) in enumerate(sides):
             # The window whose tap p sees a line, counted from the first one that is visited.
             window = np.arange(n) - np.arange(k)[:, None] + k - 1 - before
             seen = jnp.asarray((window >= 0) & (window < visited), dtype)
-            total = jnp.tensordot(total, seen, (0, 1), precision=_HIGHEST)
+            total = jnp.tensordot(seen, total, (1, axis), precision=_HIGHEST)
+            total = jnp.moveaxis(total, 0, axis)
         return total.reshape(-1)
 
     def _everywhere(self, x: Array, dtype: Any) -> Array:
@@ -112,7 +113,7 @@ class Windows:
         to = taps[None] - taps[:, None]
         choice = (to[:, :, None] == shifts).all(-1) * (1 - np.eye(self.taps) / 2)[..., None]
         blocks = jnp.tensordot(jnp.asarray(choice, dtype), products, 1, precision=_HIGHEST)
-        blocks = blocks.transpose(2, 0, 3, 1) + blocks.transpose(3, 1, 2, 0)  # c, p, c, q
+        blocks = blocks.transpose(0, 2, 1, 3) + blocks.transpose(1, 3, 0, 2)  # p, c, q, c
         return blocks.reshape(self.channels * self.taps, -1)
 
     def _shifts(self) -> np.ndarray:
@@ -136,7 +137,7 @@ class Windows:
         index = np.where(outside.any(1), math.prod(self.image), index)  # beyond: reads as zero
         flat = x.reshape(len(x), -1, self.channels)
         windows = flat.at[:, index].get(mode="fill", fill_value=0)  # batch, window, tap, channel
-        return windows.swapaxes(-1, -2).reshape(-1, self.channels * self.taps)
+        return windows.reshape(-1, self.taps * self.channels)
 
 
 def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:

@@ -53,7 +53,9 @@ class CG(Solver):
         residual = jnp.zeros((), theta.weight.dtype)
         return CGState(optax.tree.zeros_like(theta), moment, moment, residual)
 
-    def update(self, neuron: Neuron, features: Any, state: CGState, damping: Damping) -> CGState:
+    def update(
+        self, neuron: Neuron, features: Any, state: CGState, damping: Damping, step: Array
+    ) -> CGState:
         first, square = moments(features)
         first = jnp.zeros_like(square) if first is None else first
         seen = count(features) > 0

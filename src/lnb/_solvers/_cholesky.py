@@ -34,7 +34,7 @@ class Cholesky(Solver):
     Neurons without a gram, those used in two orientations, are left to another solver.
 
     Args:
-      decay: decay of the running moments, from turn to turn.
+      decay: decay of the running moments in one step; from turn to turn it is a power of that.
       every: steps from one turn to the next, once training has gone on for a while.
       fallback: the solver for neurons without a gram.
       factors: whether to hold M as L L^T, as `norm="spectral"` asks for by itself, rather than
@@ -64,27 +64,33 @@ class Cholesky(Solver):
         return CholeskyState(running, self._hold(running.first, identity))
 
     def _hold(self, mean: Array | None, inverse: Array) -> Inverse | Factor:
-        return Factor(mean, inverse) if self.factors else Inverse.of(mean, inverse)
+        return Factor(mean, inverse) if self.factors else Inverse(mean, inverse)
 
-    def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
+    def update(
+        self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
+    ) -> Any:
         if not neuron.has_gram:
-            return self.fallback.update(neuron, features, state, damping)
-        running, turn, seen = state.running, self.due(neuron, state), count(features) > 0
+            return self.fallback.update(neuron, features, state, damping, step)
 
-        def refresh() -> tuple[Any, Any]:
-            new = running.absorb(features, self.decay)
-            metric = new.metric(neuron, damping)
+        def refresh() -> CholeskyState:
+            interval = self._interval(step).astype(state.running.average.mass.dtype)
+            running = state.running.absorb(features, self.decay**interval)
+            metric = running.metric(neuron, damping)
             inverse = inverse_root(metric) if self.factors else invert(metric)
-            held = self._hold(new.first, inverse)
-            return new.average, _keep_finite(inverse, held, state.inverse)
+            held = _keep_finite(inverse, self._hold(running.first, inverse), state.inverse)
+            return CholeskyState(running, held)
 
-        average, inverse = lax.cond(turn & seen, refresh, lambda: (running.average, state.inverse))
-        return CholeskyState(Running(running.count + 1, turn & ~seen, average), inverse)
+        return lax.cond(count(features) > 0, refresh, lambda: state)
 
-    def due(self, neuron: Neuron, state: Any) -> Array:
+    def due(self, neuron: Neuron, step: Array) -> Array:
+        """At every step at first, then more and more rarely, and not all at the same step."""
         if not neuron.has_gram:
-            return self.fallback.due(neuron, state)
-        return state.running.due(neuron, self.every)
+            return self.fallback.due(neuron, step)
+        return (step + neuron.turn) % self._interval(step) == 0
+
+    def _interval(self, step: Array) -> Array:
+        """Steps from one turn to the next, at this time."""
+        return jnp.clip(1 + step // self.every, 1, self.every)
 
     def remembers(self, neuron: Neuron) -> bool:
         return neuron.has_gram or self.fallback.remembers(neuron)
@@ -108,5 +114,5 @@ def _keep_finite(inverse: Array, new: Any, old: Any) -> Any:
     Each entry of a diagonal is a block of its own.
     """
     finite = jnp.isfinite(inverse if inverse.ndim == 2 else jnp.sum(inverse, (1, 2))[:, None])
-    by_axes = {1: jnp.all(finite, 1), 2: finite, 3: finite[..., None]}
-    return jax.tree.map(lambda new, old: jnp.where(by_axes[new.ndim], new, old), new, old)
+    good = lambda x: finite if x.ndim == 2 else finite[..., None]
+    return jax.tree.map(lambda new, old: jnp.where(good(new), new, old), new, old)

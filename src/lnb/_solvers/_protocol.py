@@ -25,14 +25,19 @@ class Solver(Protocol):
         del neuron, theta
         return ()
 
-    def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
-        """Absorbs the features of this step's batch; none, if these count nothing."""
-        del neuron, features, damping
+    def update(
+        self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
+    ) -> Any:
+        """Absorbs the features of this step's batch; none, if these count nothing.
+
+        They are empty unless it was the neuron's turn; `step` is the number of steps before.
+        """
+        del neuron, features, damping, step
         return state
 
-    def due(self, neuron: Neuron, state: Any) -> Array:
-        """Whether the next `update` has a use for features; if not, they may be empty."""
-        del neuron, state
+    def due(self, neuron: Neuron, step: Array) -> Array:
+        """Whether `update` has a use for features at a step; if not, they may be empty."""
+        del neuron, step
         return jnp.asarray(True)
 
     def remembers(self, neuron: Neuron) -> bool:

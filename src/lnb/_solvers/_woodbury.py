@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import optax
 from jax import Array, lax
 
 from .._damping import Damping
@@ -65,27 +66,27 @@ class Woodbury(Solver):
         inverse = jnp.broadcast_to(identity, (blocks, inputs, inputs))
         return WoodburyState(Running.empty(neuron, theta), inverse)
 
-    def update(self, neuron: Neuron, features: Any, state: Any, damping: Damping) -> Any:
+    def update(
+        self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
+    ) -> Any:
         if not _holds_rows(neuron):
-            return self._cholesky.update(neuron, features, state, damping)
+            return self._cholesky.update(neuron, features, state, damping, step)
         x, n = rows(features), count(features)
         assert x is not None
-        due = state.running.due(neuron, self.every)
         running = state.running.absorb(features, self.decay)
+        running = optax.tree.where(n > 0, running, state.running)
         # Control flow may have left out some of the rows: then they are not the batch.
-        due |= n != x.shape[1]
+        afresh = self._cholesky.due(neuron, step) | (n != x.shape[1])
         inverse = lax.cond(
-            due,
+            afresh,
             lambda: invert(running.metric(neuron, damping)),
             lambda: _absorb_rows(state, x.astype(state.inverse.dtype), self.decay),
         )
         good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (n > 0)
         return WoodburyState(running, jnp.where(good, inverse, state.inverse))
 
-    def due(self, neuron: Neuron, state: Any) -> Array:
-        if not _holds_rows(neuron):
-            return self._cholesky.due(neuron, state)
-        return jnp.asarray(True)
+    def due(self, neuron: Neuron, step: Array) -> Array:
+        return jnp.asarray(True) if _holds_rows(neuron) else self._cholesky.due(neuron, step)
 
     def remembers(self, neuron: Neuron) -> bool:
         return _holds_rows(neuron) or self._cholesky.remembers(neuron)
@@ -95,7 +96,7 @@ class Woodbury(Solver):
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        return Inverse.of(state.running.first, state.inverse).solve(gradient), state
+        return Inverse(state.running.first, state.inverse).solve(gradient), state
 
     def factor(self, neuron: Neuron, state: Any) -> Factor | None:
         return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)

@@ -134,7 +134,7 @@ def _preconditioner(
         curvature = _mean_diagonal(weight, images[neuron.name].weight)
         if not neuron.has_gram:
             ones = jnp.ones(weight.shape[:2], weight.dtype)
-            inverses[neuron.name] = curvature + shift, Inverse.of(None, ones)
+            inverses[neuron.name] = curvature + shift, Inverse(None, ones)
             continue
         second, first, _ = means(features[neuron.name])
         square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
@@ -143,7 +143,7 @@ def _preconditioner(
         mean = None if bias is None else first
         if mean is not None:
             second = second - mean[:, :, None] * mean[:, None, :]
-        inverses[neuron.name] = c, Inverse.of(mean, invert(damped(second, shift / c)))
+        inverses[neuron.name] = c, Inverse(mean, invert(damped(second, shift / c)))
     scales = {name: _mean_diagonal(rest[name], others[name]) + shift for name in rest}
 
     def multiply(tree: Any) -> Any:
