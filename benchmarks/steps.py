@@ -84,6 +84,7 @@ def measure(name: str, optimizers: Sequence[str], blocks: int, console: Console)
     """Costs on one workload; without blocks, no times."""
     workload = WORKLOADS[name][0]()
     console.print(f"{name} ...", style="dim")
+    Runner(ADAM, workload)  # the first compilation of a process takes longer
     runners = {optimizer: Runner(optimizer, workload) for optimizer in optimizers}
     times = interleaved(runners, blocks)
     return [
