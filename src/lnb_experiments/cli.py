@@ -142,8 +142,10 @@ class Sweep(Options):
     """How many fresh seeds the winner is rerun with."""
 
     def __call__(self, console: Console) -> None:
-        if self.seeds < 1 or (self.trials is not None and self.trials < 2):
-            raise RunError("--seeds should be at least 1, --trials at least 2.")
+        if self.seeds < 1:
+            raise RunError(f"--seeds should be at least 1, not {self.seeds}.")
+        if self.trials is not None and self.trials < 2:
+            raise RunError(f"--trials should be at least 2, not {self.trials}.")
         runner = self.runner(console)
         for plan in self.plans():
             sweep(runner, plan, self.trials or plan.experiment.trials, self.seeds)
@@ -171,7 +173,7 @@ class List:
         for name, kind in EXPERIMENTS.items():
             console.print(f"[bold]{name}[/bold]: {kind.summary}")
             console.print(f"  data: {kind.dataset}")
-            console.print(f"  optimizers: {', '.join(kind.optimizers)}")
+            console.print(f"  compares: {', '.join(kind.optimizers)}")
             for preset in kind.presets:
                 sizes = kind.preset(preset)
                 console.print(f"  {preset}: {sizes.steps:,} steps of {sizes.batch_size:,} examples")

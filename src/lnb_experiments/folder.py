@@ -37,6 +37,17 @@ def _cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder and those around it, or says why that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"cannot make the folder {path}: {error.strerror}. Give --out a folder that can be "
+            "written to."
+        ) from None
+
+
 class RunFolder:
     """One run's files. Whole files are replaced in one go, the log grows line by line."""
 
@@ -54,11 +65,6 @@ class RunFolder:
         """Refuses a folder with another run than the one to go on with."""
         if not (self.path / CONFIG).exists():
             return
-        if not resume:
-            raise RunError(
-                f"{self.path} holds a run already. Go on with it by --resume, or choose another "
-                "--out."
-            )
         there, now = _flat(json.loads((self.path / CONFIG).read_text())), _flat(config)
         changed = [key for key in {**there, **now} if there.get(key) != now.get(key)]
         if changed:
@@ -67,10 +73,15 @@ class RunFolder:
                 "\n".join([f"{self.path} holds a run of another configuration:", *lines])
                 + "\nChoose another --out, or ask for the same; a run cannot be made longer."
             )
+        if not resume:
+            raise RunError(
+                f"{self.path} holds this run already. Go on with it by --resume, or choose another "
+                "--out."
+            )
 
     def open(self, config: dict[str, Any]) -> None:
         """Makes the folder, or notes that its run goes on in another environment."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         file, now = self.path / ENVIRONMENT, environment()
         there = json.loads(file.read_text()) if file.exists() else now
         same = now == {key: there.get(key) for key in now}

@@ -38,7 +38,7 @@ class Optimizer:
 
 def rate_range(experiment: Experiment, optimizer: str) -> tuple[float, float]:
     """The lowest and the highest learning rate that an experiment tries with an optimizer."""
-    return experiment.rates.get(optimizer, OPTIMIZERS[optimizer].rates)
+    return experiment.rates.get(optimizer.split(":")[0], OPTIMIZERS[optimizer].rates)
 
 
 def search_rates(rates: tuple[float, float], count: int) -> list[float]:
@@ -123,7 +123,8 @@ def _variants() -> dict[str, Optimizer]:
         names = [name for name in (solver, norm) if name]
         summary = f"Linear Neuron Boosting, {' and '.join(names) or 'its defaults'}"
         make = from_features(partial(lnb.lnb, **settings))
-        variants[":".join(["lnb", *names])] = Optimizer(summary, make, (0.003, 0.3))
+        rates = (0.01, 1.0) if norm in {"neuron", "network"} else (0.003, 0.3)
+        variants[":".join(["lnb", *names])] = Optimizer(summary, make, rates)
     return variants
 
 
@@ -163,7 +164,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "damped Gauss-Newton steps, for small problems", related.levenberg_marquardt, (0.3, 1.0)
     ),
     "kfac": Optimizer(
-        "K-FAC by kfac-jax, where it works with the installed jax",
+        "K-FAC by kfac-jax: says which versions it needs (no jax that lnb supports)",
         related.kfac,
         (1e-3, 1e-1),
         related.check_kfac,

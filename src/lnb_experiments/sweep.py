@@ -41,14 +41,18 @@ def refined(plans: list[Plan], results: list[dict[str, Any]]) -> Plan:
 
 
 def best(plans: Iterable[Plan], results: Iterable[dict[str, Any]]) -> Plan:
-    """The plan with the best headline; one that diverged loses to all that did not."""
+    """The plan with the best headline, of equal ones the one with the lowest loss.
 
-    def loss(pair: tuple[Plan, dict[str, Any]]) -> float:
+    One that diverged loses to all that did not.
+    """
+
+    def loss(pair: tuple[Plan, dict[str, Any]]) -> tuple[float, float]:
         plan, result = pair
-        value = result["evaluation"][plan.experiment.headline]
+        evaluation = result["evaluation"]
+        value = evaluation[plan.experiment.headline]
         if result["status"] == "diverged" or value is None:
-            return math.inf
-        return -value if plan.experiment.larger_is_better else value
+            return math.inf, math.inf
+        return -value if plan.experiment.larger_is_better else value, evaluation["loss"]
 
     return min(zip(plans, results, strict=True), key=loss)[0]
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from lnb_experiments.data import Source
 from lnb_experiments.experiments import EXPERIMENTS
 from lnb_experiments.folder import RunError, diverged
-from lnb_experiments.optimizers import NORMS, OPTIMIZERS, SOLVERS, search_rates
+from lnb_experiments.optimizers import NORMS, OPTIMIZERS, SOLVERS, rate_range, search_rates
 from lnb_experiments.runner import Runner, run_folder
 from lnb_experiments.sweep import best, coarse, refined, sweep
 from lnb_experiments.training import Plan
@@ -157,7 +157,7 @@ def test_run_that_is_there_already(tmp_path):
         make_runner(tmp_path).run([plan])
     assert make_runner(tmp_path, resume=True).run([plan]) == first
     with pytest.raises(RunError, match="steps: 2 there, 3 now"):
-        make_runner(tmp_path, resume=True).run([make_plan(steps=3)])
+        make_runner(tmp_path).run([make_plan(steps=3)])
 
 
 def test_diverged_run_stops(tmp_path):
@@ -209,6 +209,10 @@ def test_coarse_trials_of_a_space_with_decays():
         coarse(plan, 3)
 
 
+def finished(accuracy: float, loss: float) -> dict:
+    return {"status": "done", "evaluation": {"accuracy": accuracy, "loss": loss}}
+
+
 @pytest.mark.parametrize(
     ("accuracies", "rate"),
     [
@@ -220,17 +224,31 @@ def test_coarse_trials_of_a_space_with_decays():
 )
 def test_refined_trial(accuracies, rate):
     plans = [replace(make_plan(), learning_rate=rate) for rate in (0.001, 0.01, 0.1)]
-    results = [{"status": "done", "evaluation": {"accuracy": a}} for a in accuracies]
+    results = [finished(a, 1.0) for a in accuracies]
     assert refined(plans, results).learning_rate == rate
 
 
 def test_the_best_is_not_one_that_diverged():
     plans = [make_plan(), replace(make_plan(), learning_rate=1.0)]
-    results = [
-        {"status": "done", "evaluation": {"accuracy": 0.1}},
-        {"status": "diverged", "evaluation": {"accuracy": 0.9}},
-    ]
+    results = [finished(0.1, 1.0), {**finished(0.9, 1.0), "status": "diverged"}]
     assert best(plans, results) is plans[0]
+
+
+def test_the_best_of_equals_has_the_lowest_loss():
+    plans = [replace(make_plan(), learning_rate=rate) for rate in (0.001, 0.01, 0.1)]
+    assert best(plans, [finished(1.0, 0.2), finished(1.0, 0.1), finished(0.9, 0.0)]) is plans[1]
+
+
+def test_rates_of_all_forms_of_lnb():
+    experiment = EXPERIMENTS["matrix-factorization"].preset("tiny")
+    assert rate_range(experiment, "lnb:cg:neuron") == rate_range(experiment, "lnb") == (1.0, 100.0)
+    assert rate_range(EXPERIMENTS["mnist"].preset("tiny"), "lnb:neuron") == (0.01, 1.0)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot make the folder .*file.* --out"):
+        make_runner(tmp_path / "file").run([make_plan(steps=2)])
 
 
 def test_search_rates():

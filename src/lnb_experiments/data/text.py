@@ -38,7 +38,7 @@ def _windows(content: bytes, length: int, name: str, note: str) -> Data:
     if count < 2:
         raise DataError(
             f"{name} has {len(content)} characters: too few for two windows of {length}, which "
-            f"take {2 * length + 1}. Choose a longer text or shorter windows."
+            f"take {2 * length + 1}. Choose a longer text."
         )
     characters = np.frombuffer(content, np.uint8)[: count * length + 1]
     inputs = characters[:-1].reshape(count, length)

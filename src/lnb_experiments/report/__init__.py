@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
+from ..folder import make_folder
 from ..records import find_runs
 from .figures import Look, curves_figure, search_figure
 from .page import Section, page
@@ -24,7 +25,7 @@ def report(folder: Path, out: Path | None = None) -> Path:
     """
     records = find_runs(folder)
     out = Path(folder) / "report" if out is None else Path(out)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     look = Look([record.config["optimizer"] for record in records])
     sections = []
     for variant in variants(records):
