@@ -85,7 +85,7 @@ def invert(metric: Array | Halves) -> Array:
 
     def inverse(metric: Halves) -> Array:
         a, b, d = metric
-        first = _square(_root(a))
+        first = _square(_root(_whole(a).mT))
         e = _matmul(b, first)
         second = _square(_root((d - _matmul(e, b.mT)).mT))
         corner = -_matmul(second, e)
@@ -103,7 +103,7 @@ def inverse_root(metric: Array | Halves) -> Array:
       \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
     """
     if isinstance(metric, Halves):
-        return _one_by_one(lambda x: _root_by_halves(x.a, x.b, x.d.mT), metric)
+        return _one_by_one(lambda x: _root_by_halves(_whole(x.a).mT, x.b, x.d.mT), metric)
     if metric.ndim == 2:
         return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
     return _one_by_one(lambda x: _root(x.mT), metric)
@@ -121,6 +121,15 @@ def _one_by_one(function: Callable[[Any], Array], metric: Any) -> Array:
     if len(leaves[0]) == 1 or sum(leaf.size for leaf in leaves) <= TOGETHER:
         return function(metric)
     return lax.map(lambda x: function(jax.tree.map(lambda leaf: leaf[None], x))[0], metric)
+
+
+def _whole(lower: Array) -> Array:
+    """Symmetric matrices from their lower triangle.
+
+    LAPACK reads by columns: to it, these are their own transposes. Of a triangle alone XLA would
+    make a transposed copy, and have the packed matrix transposed to and fro at every step.
+    """
+    return jnp.tril(lower) + jnp.tril(lower, -1).mT
 
 
 def _root(metric: Array) -> Array:
