@@ -291,7 +291,7 @@ def test_run_and_report(tmp_path):
         ("run mnist --seeds 0 --data synthetic", "--seeds"),
         ("run mnist --optimizer adam kfac --data synthetic", "jax 0.6.2"),
         ("run mnist --optimizer lnb:adam --data synthetic", "woodbury"),
-        ("sweep mnist --trials 1 --data synthetic", "--trials at least 2"),
+        ("sweep mnist --trials 1 --data synthetic", "--trials should be at least 2"),
         ("run mnist --preset tiny --batch-size 100000 --data synthetic", "100,000"),
         ("run nothing", "matrix-factorization"),
         ("report nowhere", "nowhere"),
