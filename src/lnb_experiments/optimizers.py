@@ -130,6 +130,11 @@ def _variants() -> dict[str, Optimizer]:
 
 OPTIMIZERS: dict[str, Optimizer] = {
     **_variants(),
+    "lnb-damped": Optimizer(
+        "Linear Neuron Boosting with damping=100, which keeps it from fitting noise",
+        from_features(partial(lnb.lnb, damping=100.0)),
+        (0.003, 0.3),
+    ),
     "algorithm1": Optimizer(
         "the paper's Algorithm 1: whole batches, conjugate gradients to the end",
         from_features(lnb.algorithm1),
