@@ -150,7 +150,7 @@ def scale_by_lnb(
             boosted[name] = Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor)
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
         step = NORMS[norm](parts, min_norm)
-        count = state.count + jnp.asarray(finite, jnp.int32)
+        count = state.count + 1
         state = ScaleByLNBState(
             count=count,
             solver=states,

@@ -46,15 +46,17 @@ def best(plans: Iterable[Plan], results: Iterable[dict[str, Any]]) -> Plan:
     One that diverged loses to all that did not.
     """
 
-    def loss(pair: tuple[Plan, dict[str, Any]]) -> tuple[float, float]:
+    def badness(pair: tuple[Plan, dict[str, Any]]) -> tuple[float, float]:
         plan, result = pair
         evaluation = result["evaluation"]
         value = evaluation[plan.experiment.headline]
         if result["status"] == "diverged" or value is None:
             return math.inf, math.inf
-        return -value if plan.experiment.larger_is_better else value, evaluation["loss"]
+        loss = evaluation["loss"]
+        value = -value if plan.experiment.larger_is_better else value
+        return value, math.inf if loss is None else loss
 
-    return min(zip(plans, results, strict=True), key=loss)[0]
+    return min(zip(plans, results, strict=True), key=badness)[0]
 
 
 def sweep(runner: Runner, plan: Plan, count: int, seeds: int) -> None:

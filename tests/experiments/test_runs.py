@@ -209,7 +209,7 @@ def test_coarse_trials_of_a_space_with_decays():
         coarse(plan, 3)
 
 
-def finished(accuracy: float, loss: float) -> dict:
+def finished(accuracy: float, loss: float | None) -> dict:
     return {"status": "done", "evaluation": {"accuracy": accuracy, "loss": loss}}
 
 
@@ -237,6 +237,7 @@ def test_the_best_is_not_one_that_diverged():
 def test_the_best_of_equals_has_the_lowest_loss():
     plans = [replace(make_plan(), learning_rate=rate) for rate in (0.001, 0.01, 0.1)]
     assert best(plans, [finished(1.0, 0.2), finished(1.0, 0.1), finished(0.9, 0.0)]) is plans[1]
+    assert best(plans, [finished(1.0, None), finished(1.0, 0.1), finished(1.0, None)]) is plans[1]
 
 
 def test_rates_of_all_forms_of_lnb():

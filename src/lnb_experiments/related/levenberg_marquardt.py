@@ -21,6 +21,7 @@ from jax.scipy.sparse.linalg import cg
 
 import lnb
 from lnb._factor import Inverse, invert
+from lnb._metric import moments
 from lnb._parameters import join, split
 
 from ..method import Method, MethodError, Problem
@@ -123,7 +124,7 @@ def _preconditioner(
     r""":math:`(c M + \gamma I)^{-1}` of each neuron, as a function of trees of parameters.
 
     The number c makes the mean of the diagonal that of G, as estimated from `image`, G times
-    `signs`. Where there is no M it is the identity.
+    `signs`. Where there is no M, that mean takes its place.
     """
     (thetas, rest), (images, others) = split(neurons, signs), split(neurons, image)
     inverses: dict[str, tuple[Array, Inverse]] = {}
@@ -137,8 +138,7 @@ def _preconditioner(
             inverses[neuron.name] = curvature + shift, Inverse(None, ones)
             continue
         second, first, _ = means(features[neuron.name])
-        square = second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
-        c = curvature / jnp.mean(square)
+        c = curvature / jnp.mean(moments(features[neuron.name]).square)
         c = jnp.where((c > 0) & jnp.isfinite(c), c, 1)
         mean = None if bias is None else first
         if mean is not None:
