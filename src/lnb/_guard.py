@@ -10,7 +10,8 @@ from jax import Array
 
 from ._interpret import is_parameter
 from ._metric import Gram, empty_unless
-from ._packed import diagonal
+
+SMALL = 4096  # entries of an array that is not worth a sum of its own
 
 
 class GuardState(NamedTuple):
@@ -80,18 +81,19 @@ def at_least_float32(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def _squares(node: Any) -> Any:
-    """Of a gram the diagonal: no entry of a second moment is larger than the largest there."""
-    return diagonal(node.second) if isinstance(node, Gram) and node.second.ndim == 3 else node
-
-
 def _all_finite(tree: Any) -> Array:
     """Whether all sums of squares are finite.
 
     Inside a jitted step this becomes a chain of scalars, which compiles in no time. An array of
     them, or a selection between old and new state, took XLA a minute for a small transformer.
+    Small arrays are summed as one, as each sum of fewer than some thousand numbers takes a kernel.
     """
-    tree = jax.tree.map(_squares, tree, is_leaf=lambda node: isinstance(node, Gram))
+    is_gram = lambda node: isinstance(node, Gram)
+    # The sum of x is finite if that of x x^T is.
+    tree = jax.tree.map(lambda x: x.second if is_gram(x) else x, tree, is_leaf=is_gram)
     leaves = [x for x in jax.tree.leaves(at_least_float32(tree)) if is_parameter(x)]
-    finite = (jnp.isfinite(jnp.sum(x * x)) for x in leaves)
+    small = [x.ravel() for x in leaves if x.size < SMALL]
+    large = [x for x in leaves if x.size >= SMALL]
+    together = [jnp.concatenate(small)] if small else []
+    finite = (jnp.isfinite(jnp.sum(x * x)) for x in [*large, *together])
     return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))

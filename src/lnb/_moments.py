@@ -35,12 +35,17 @@ class Average(NamedTuple):
         return (1 - decay) / (decay * self.mass + 1 - decay)
 
     def absorb(self, value: Any, decay: ArrayLike, seen: ArrayLike = True) -> "Average":
-        """The average with one more value; unchanged where `seen` is false, whatever the value."""
-        rate = self.rate(decay)
+        """The average with one more value; unchanged where `seen` is false, whatever the value.
+
+        A value not seen gets no weight; selecting arrays by a scalar would double the code that
+        LLVM makes of it. What is not finite counts as zero, since no weight times NaN is NaN.
+        """
+        rate = jnp.where(seen, self.rate(decay), 0)
 
         def mix(old: Array, new: Array) -> Array:
             weight = rate.astype(old.dtype)
-            return jnp.where(seen, (1 - weight) * old + weight * new.astype(old.dtype), old)
+            new = jnp.where(jnp.isfinite(new), new.astype(old.dtype), 0)
+            return (1 - weight) * old + weight * new
 
         decay = jnp.asarray(decay, self.mass.dtype)
         mass = jnp.where(seen, decay * self.mass + 1 - decay, self.mass)
