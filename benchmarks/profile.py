@@ -13,7 +13,8 @@ from rich.table import Table
 import lnb
 from lnb._backprop import Due, find_nodes
 from lnb._factor import invert
-from lnb._orthogonalize import newton_schulz
+from lnb._norms import Boosted as Part
+from lnb._norms import orthogonal
 from lnb._packed import halves, is_packed, pack
 from lnb._parameters import split
 
@@ -47,7 +48,7 @@ def profile(name: str, console: Console) -> None:
             0.0 if shared else statistics[neuron.name] / solver.every,
             inverse / solver.every,
             seconds(lambda g, s: s.inverse.solve(g), theta, state),
-            seconds(newton_schulz, theta.weight),
+            seconds(_orthogonalize, theta, theta, state.inverse),
         )
         totals = [a + b for a, b in zip(totals, row, strict=True)]
         table.add_row(neuron.name, *(f"{1e3 * x:.2f}" for x in row))
@@ -93,10 +94,17 @@ def statistics_seconds(
     return {"": alone, **added}
 
 
+def _orthogonalize(gradient: Any, direction: Any, inverse: Any) -> Any:
+    one = jnp.ones(())
+    return orthogonal([Part(gradient, direction, 1, inverse)], [one], [one])
+
+
 def _as_metric(matrix: jax.Array) -> Any:
     """A matrix in the form in which a solver holds it."""
-    packed = pack(matrix) if matrix.ndim == 3 else matrix
-    return halves(packed) if is_packed(packed) and matrix.ndim == 3 else packed
+    if matrix.ndim == 2:
+        return matrix
+    packed = pack(matrix)
+    return halves(packed) if is_packed(packed) else packed
 
 
 def seconds(function: Callable, *args: Any) -> float:

@@ -76,8 +76,11 @@ def uncorrelated(n: int, d: int, centred: bool, seed: int = 0) -> np.ndarray:
     return x + rng.normal(size=d) if centred else x
 
 
-def polar(matrix: Array) -> Array:
-    """Sets the singular values of [..., d, o] matrices to 1, and leaves 0 at 0."""
-    left, values, right = jnp.linalg.svd(matrix, full_matrices=False)
-    cutoff = jnp.finfo(matrix.dtype).eps * max(matrix.shape[-2:]) * values[..., :1]
-    return (left * (values > cutoff)[..., None, :].astype(matrix.dtype)) @ right
+def exact_inverse_root(matrix: Array) -> Array:
+    """A^-1/2 of matrices with real eigenvalues of at least 0, from these; 0 stays 0."""
+    values, vectors = jnp.linalg.eig(matrix)
+    values = jnp.real(values)
+    positive = values > 1e-12 * jnp.max(values, axis=-1, keepdims=True)
+    roots = jnp.where(positive, jnp.where(positive, values, 1) ** -0.5, 0)
+    scaled = vectors * roots[..., None, :].astype(vectors.dtype)
+    return jnp.real(scaled @ jnp.linalg.inv(vectors))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from explicit import polar
+from explicit import exact_inverse_root
 from jax import Array, lax
 
 import lnb
@@ -605,8 +605,8 @@ def whitened_parts(x: np.ndarray, direction: np.ndarray, bias: bool):
 
 @pytest.fixture
 def exact_norm(monkeypatch) -> str:
-    """The spectral norm with an exact orthogonaliser."""
-    unit = partial(orthogonal, orthogonalize=polar)
+    """The spectral norm with an exact root."""
+    unit = partial(orthogonal, root=exact_inverse_root)
     monkeypatch.setitem(NORMS, "exactly spectral", Norm(False, unit, lambda neuron: True))
     return "exactly spectral"
 
@@ -652,7 +652,7 @@ def test_spectral_step_by_newton_schulz():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_spectral_step_without_a_factor(bias):
+def test_spectral_step_without_an_inverse(bias):
     params, x, y = make_network(bias)
     options = {"metric": "matrix-free"}
     solved = solve(loss_fn, KRYLOV, params, x, y, norm="spectral", **options)
@@ -666,7 +666,7 @@ def test_spectral_step_without_a_factor(bias):
 
 
 def test_spectral_step_of_every_other_kind(exact_norm):
-    """Lookup and scale have a diagonal L; what has M = I gets the length of an orthogonal map."""
+    """Lookup and scale have a diagonal M; what has M = I gets the length of an orthogonal map."""
     batch = np.random.default_rng(0).integers(7, size=(12, 5))
     params = {"embed": normal(1, 7, 3), "position": normal(2, 5, 3), "bias": normal(4, 3)}
     params = arrays(params | {"scale": normal(3, 3), "unclaimed": normal(5, 3)})

@@ -50,9 +50,9 @@ def test_preconditioner_inverts_a_metric_of_uncorrelated_features(bias):
     x = uncorrelated(50, 4, centred=bias)
     neuron, gradient = make_neuron(), theta_of(4, 3, bias)
     batch = moments(gram_of(x, bias))
-    factor = preconditioner(neuron, batch, bias, shrinkage=0.0, damping=NO_DAMPING)
+    inverse = preconditioner(neuron, batch, bias, shrinkage=0.0, damping=NO_DAMPING)
     expected = np.linalg.solve(explicit_metric(x, bias), matrix(gradient))
-    np.testing.assert_allclose(matrix(factor.solve(gradient)), expected, rtol=1e-9)
+    np.testing.assert_allclose(matrix(inverse.solve(gradient)), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -62,16 +62,16 @@ def test_preconditioner_shrinks_variances_towards_their_mean(bias):
     expected = 0.9 * variance + 0.1 * variance.mean()
     expected = expected if bias else expected + mean**2
     batch = Moments(jnp.asarray(mean), jnp.asarray(square))
-    factor = preconditioner(make_neuron(), batch, bias, shrinkage=0.1, damping=NO_DAMPING)
-    np.testing.assert_allclose(factor.whitener**-2, expected, rtol=1e-12)
-    assert (factor.mean is not None) == bias
+    inverse = preconditioner(make_neuron(), batch, bias, shrinkage=0.1, damping=NO_DAMPING)
+    np.testing.assert_allclose(1 / inverse.matrix, expected, rtol=1e-12)
+    assert (inverse.mean is not None) == bias
 
 
 def test_preconditioner_of_a_dead_neuron_is_the_identity():
     dead = Moments(jnp.zeros((1, 3)), jnp.zeros((1, 3)))
     gradient = theta_of(3, 2, bias=True)
-    factor = preconditioner(make_neuron(), dead, True, 0.1, Damping(0.1))
-    np.testing.assert_array_equal(matrix(factor.solve(gradient)), matrix(gradient))
+    inverse = preconditioner(make_neuron(), dead, True, 0.1, Damping(0.1))
+    np.testing.assert_array_equal(matrix(inverse.solve(gradient)), matrix(gradient))
 
 
 @pytest.mark.parametrize("bias", [True, False])

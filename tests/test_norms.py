@@ -2,33 +2,34 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from explicit import gram_of, make_neuron, matrix, polar, theta_of
+from explicit import exact_inverse_root, gram_of, make_neuron, matrix, theta_of
 
 import lnb
 from lnb._damping import Damping
 from lnb._metric import Theta
 from lnb._norms import NORMS, Boosted, Norm, _together, orthogonal
-from lnb._orthogonalize import newton_schulz
+from lnb._orthogonalize import inverse_root, inverse_root_flops
 from lnb._solvers import Cholesky
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-EXACT = Norm(shared=False, directions=partial(orthogonal, orthogonalize=polar))
+EXACT = Norm(shared=False, directions=partial(orthogonal, root=exact_inverse_root))
 
 
 def part_of(features, gradient: Theta, kind: str = "dense", damping: float = 0.0) -> Boosted:
     """A neuron's direction by an exact solve."""
-    solver, neuron = Cholesky(factors=True), make_neuron(kind)
+    solver, neuron = Cholesky(), make_neuron(kind)
     state = solver.update(
         neuron, features, solver.init(neuron, gradient), Damping(damping), jnp.int32(0)
     )
     direction, state = solver.direction(neuron, features, gradient, state, Damping(damping))
-    return Boosted(gradient, direction, rank=1, factor=solver.factor(neuron, state))
+    return Boosted(gradient, direction, rank=1, inverse=solver.inverse(neuron, state))
 
 
 def dense_part(n=40, d=5, o=3, bias=True, seed=0) -> tuple[np.ndarray, Boosted]:
@@ -122,7 +123,7 @@ def test_spectral_step_is_orthogonal_for_whitened_features(d, o, bias):
     assert mean is None or root_mean_square(mean) == pytest.approx(1, rel=1e-8)
 
 
-def test_spectral_step_does_not_depend_on_the_factor():
+def test_spectral_step_by_a_symmetric_factor():
     x, part = dense_part()
     mean, covariance = x.mean(0), np.cov(x, rowvar=False, bias=True)
     values, vectors = np.linalg.eigh(covariance)
@@ -137,40 +138,61 @@ def test_spectral_step_does_not_depend_on_the_factor():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_newton_schulz_stays_within_its_bounds(bias):
+@pytest.mark.parametrize(("d", "o"), [(8, 6), (6, 8)])
+def test_spectral_step_stays_within_its_bounds(d, o, bias):
     for seed in range(5):
-        x, part = dense_part(d=8, o=6, bias=bias, seed=seed)
+        x, part = dense_part(d=d, o=o, bias=bias, seed=seed)
         (direction,) = NORMS["spectral"]([part], 1e-2).directions
         values = np.linalg.svd(whitened_parts(x, direction)[0], compute_uv=False)
         assert values.min() > 0.8
         assert values.max() < 1.2
 
 
-def test_newton_schulz_bounds_over_its_range():
-    values = np.geomspace(3e-3, 1, 2000)
-    moved = jax.vmap(lambda v: newton_schulz(jnp.diag(jnp.stack([v, jnp.sqrt(1 - v**2)]))))(
-        jnp.asarray(values)
-    )
-    assert np.all(np.diagonal(moved, axis1=1, axis2=2)[:-1] > 0.8)
-    assert np.all(np.diagonal(moved, axis1=1, axis2=2) < 1.2)
+def orthogonalized(x: jax.Array) -> np.ndarray:
+    return np.asarray(x @ inverse_root(x.mT @ x))
 
 
-@pytest.mark.parametrize("orthogonalize", [newton_schulz, polar])
-def test_orthogonalisers_commute_with_transposition(orthogonalize):
-    tall = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)))
-    np.testing.assert_allclose(orthogonalize(tall).mT, orthogonalize(tall.mT), atol=1e-12)
+def test_bounds_of_the_inverse_root_over_its_range():
+    values = jnp.geomspace(4e-3, 1, 2000)
+    largest = (1 - values**4) ** 0.25  # so that the fourth powers add up to 1
+    moved = orthogonalized(jax.vmap(jnp.diag)(jnp.stack([values, largest], axis=1)))
+    moved = np.diagonal(moved, axis1=1, axis2=2)[:-1]
+    assert np.all(moved > 0.8)
+    assert np.all(moved < 1.2)
 
 
-@pytest.mark.parametrize("orthogonalize", [newton_schulz, polar])
-def test_orthogonalisers_keep_rank_and_scale(orthogonalize):
+def test_inverse_root_in_single_precision():
+    """Singular values from 0.01 to 1 times the largest, and as many of 0."""
+    left, right = (np.linalg.qr(np.random.default_rng(s).normal(size=(40, 40)))[0] for s in (0, 1))
+    values = np.concatenate([np.geomspace(0.01, 1, 20), np.zeros(20)])
+    x = jnp.asarray(left * values @ right.T, jnp.float32)[None]
+    moved = np.linalg.svd(orthogonalized(x)[0], compute_uv=False)
+    assert np.all((moved[:20] > 0.78) & (moved[:20] < 1.22))
+    assert np.all(moved[20:] < 1e-3)
+
+
+def test_inverse_root_of_a_matrix_that_is_similar_to_a_symmetric_one():
+    x, y = np.random.default_rng(0).normal(size=(2, 1, 5, 5))
+    similar = np.linalg.solve(y, x.mT @ x @ y)
+    expected = np.linalg.solve(y, np.asarray(inverse_root(jnp.asarray(x.mT @ x))) @ y)
+    np.testing.assert_allclose(inverse_root(jnp.asarray(similar)), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("root", [inverse_root, exact_inverse_root])
+def test_roots_keep_rank_and_scale(root):
     vector = np.random.default_rng(0).normal(size=(4, 1))
-    matrices = jnp.asarray([vector @ vector.T, 1e-9 * vector @ vector.T, np.zeros((4, 4))])
-    result = np.asarray(orthogonalize(matrices))
-    np.testing.assert_allclose(result[0], result[1], rtol=1e-6)
+    x = jnp.asarray([vector @ vector.T, 1e-9 * vector @ vector.T, np.zeros((4, 4))])
+    result = np.asarray(x @ root(x.mT @ x))
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(result[2], 0)
     values = np.linalg.svd(result[0])[1]
     assert 0.8 < values[0] < 1.2
-    np.testing.assert_allclose(values[1:], 0, atol=1e-12)
+    np.testing.assert_allclose(values[1:], 0, atol=1e-9)
+
+
+def test_flops_of_the_inverse_root():
+    program: Any = jax.jit(inverse_root).lower(jnp.eye(64)[None]).compile()
+    assert program.cost_analysis()["flops"] == pytest.approx(inverse_root_flops(64), rel=0.1)
 
 
 def test_spectral_step_of_a_lookup():
@@ -193,10 +215,10 @@ def test_spectral_step_of_a_scale(bias):
         assert mean is None or root_mean_square(mean) == pytest.approx(1, rel=1e-9)
 
 
-def test_spectral_step_without_a_factor_has_the_norm_of_an_orthogonal_map():
+def test_spectral_step_without_an_inverse_has_the_norm_of_an_orthogonal_map():
     x, part = dense_part(d=8, o=6)
     (orthogonal_step,) = EXACT([part], 1e-2).directions
-    (step,) = EXACT([replace(part, factor=None, rank=12)], 1e-2).directions
+    (step,) = EXACT([replace(part, inverse=None, rank=12)], 1e-2).directions
     expected = function_norm(x, orthogonal_step)
     np.testing.assert_allclose(function_norm(x, step), expected, rtol=1e-8)
     np.testing.assert_allclose(expected, 12**0.5, rtol=1e-8)  # 6 of the weight, 6 of the bias
@@ -204,23 +226,24 @@ def test_spectral_step_without_a_factor_has_the_norm_of_an_orthogonal_map():
 
 def test_matrices_of_one_size_together():
     """One call for all of a size, and what each would have had by itself."""
-    sizes = [(1, 4, 3), (2, 4, 3), None, (1, 3, 3), (1, 4, 3)]
+    sizes = [(1, 4, 4), (2, 4, 4), None, (1, 3, 3), (1, 4, 4)]
     keys = jax.random.split(jax.random.key(0), len(sizes))
     arrays = [s and jax.random.normal(k, s) for k, s in zip(keys, sizes, strict=True)]
+    arrays = [x if x is None else x.mT @ x for x in arrays]
     calls = []
 
     def function(x):
         calls.append(x.shape)
-        return newton_schulz(x)
+        return inverse_root(x)
 
     together = _together(function, arrays)
-    assert sorted(calls) == [(1, 3, 3), (4, 4, 3)]
+    assert sorted(calls) == [(1, 3, 3), (4, 4, 4)]
     for array, result in zip(arrays, together, strict=True):
         if array is None:
             assert result is None
         else:
             assert result is not None
-            np.testing.assert_allclose(result, newton_schulz(array), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(result, inverse_root(array), rtol=1e-9)
 
 
 def test_auto_is_spectral_where_that_is_affordable():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._factor import invert_flops
-from ._orthogonalize import newton_schulz_flops
+from ._orthogonalize import inverse_root_flops
 
 if TYPE_CHECKING:
     from ._neurons import Neuron
@@ -20,7 +20,7 @@ class Cost(NamedTuple):
     Attributes:
       statistics: of its second moment.
       inverse: of inverting that.
-      direction: of the products with the inverse.
+      direction: of the product with the inverse.
       orthogonalize: of `norm="spectral"`.
     """
 
@@ -41,13 +41,12 @@ def predict(neuron: Neuron, spectral: bool = False) -> Cost:
     blocks, inputs, outputs = _sizes(neuron)
     if not neuron.has_gram:
         return Cost(0.0, 0.0, CG_PRODUCTS * 4.0 * neuron.n * blocks * inputs * outputs, 0.0)
-    products = 2 if spectral else 1  # with L^-1 and L^-T, or with M^-1
     orthogonalize = orthogonalize_flops(neuron) if spectral else 0.0
     statistics = neuron.moment_flops / neuron.stride / EVERY
     if neuron.kind in {"lookup", "scale"}:
-        return Cost(statistics, 0.0, products * blocks * inputs * outputs, orthogonalize)
+        return Cost(statistics, 0.0, blocks * inputs * outputs, orthogonalize)
     inverse = blocks * invert_flops(inputs) / EVERY if neuron.gram == neuron.name else 0.0
-    return Cost(statistics, inverse, products * 2.0 * blocks * inputs**2 * outputs, orthogonalize)
+    return Cost(statistics, inverse, 2.0 * blocks * inputs**2 * outputs, orthogonalize)
 
 
 def backprop_flops(neuron: Neuron) -> float:
@@ -57,9 +56,10 @@ def backprop_flops(neuron: Neuron) -> float:
 
 
 def orthogonalize_flops(neuron: Neuron) -> float:
-    """Of making a neuron's whitened gradient orthogonal, by products."""
+    """Of two products with the direction, and a root of the size of its smaller side."""
     blocks, inputs, outputs = _sizes(neuron)
-    return blocks * newton_schulz_flops(inputs, outputs)
+    side = min(inputs, outputs)
+    return blocks * (4.0 * inputs * outputs * side + inverse_root_flops(side))
 
 
 def is_orthogonalized(neuron: Neuron) -> bool:

@@ -35,37 +35,23 @@ class Inverse(NamedTuple):
 
     def solve(self, theta: Theta) -> Theta:
         """:math:`M^{-1}` times a gradient."""
-        weight = _multiply(self.matrix, _centre(self.mean, theta))
-        return Theta(weight, _uncentre(self.mean, weight, theta.bias))
+        weight = self.centre(theta)
+        diagonal = self.matrix.ndim == 2
+        weight = self.matrix[:, :, None] * weight if diagonal else _matmul(self.matrix, weight)
+        return self.uncentre(Theta(weight, theta.bias))
 
+    def centre(self, theta: Theta) -> Array:
+        """What is left of a gradient's weight for centred features."""
+        if theta.bias is None or self.mean is None:
+            return theta.weight
+        return theta.weight - self.mean[:, :, None] * theta.bias[:, None, :]
 
-class Factor(NamedTuple):
-    r"""The metric as :math:`M = L L^T`, paper, section "Update Properties".
-
-    With the bias put first, :math:`L = \begin{pmatrix} 1 & 0 \\ \mu & C \end{pmatrix}` where
-    :math:`\Sigma = C C^T` is the covariance; without a bias, :math:`E[x x^T] = C C^T = L L^T`.
-
-    Attributes:
-      mean: of the features, [g, d], or None where there is no bias.
-      whitener: :math:`C^{-1}`, lower triangular [g, d, d] or diagonal [g, d].
-    """
-
-    mean: Array | None
-    whitener: Array
-
-    def lower_solve(self, theta: Theta) -> Theta:
-        """:math:`L^{-1}` times a gradient."""
-        return Theta(_multiply(self.whitener, _centre(self.mean, theta)), theta.bias)
-
-    def upper_solve(self, theta: Theta) -> Theta:
-        """:math:`L^{-T}` times a whitened vector: a direction."""
-        diagonal = self.whitener.ndim == 2
-        weight = _multiply(self.whitener if diagonal else self.whitener.mT, theta.weight)
-        return Theta(weight, _uncentre(self.mean, weight, theta.bias))
-
-    def solve(self, theta: Theta) -> Theta:
-        """:math:`M^{-1}` times a gradient."""
-        return self.upper_solve(self.lower_solve(theta))
+    def uncentre(self, theta: Theta) -> Theta:
+        """A change for centred features as one for features that are not."""
+        if theta.bias is None or self.mean is None:
+            return theta
+        shift = _matmul(self.mean[:, None, :], theta.weight)[:, 0, :]
+        return theta._replace(bias=theta.bias - shift)
 
 
 def invert(metric: Array | Halves) -> Array:
@@ -92,21 +78,6 @@ def invert(metric: Array | Halves) -> Array:
         return from_blocks(first - _matmul(e.mT, corner), corner.mT, corner, second)
 
     return _one_by_one(inverse, metric)
-
-
-def inverse_root(metric: Array | Halves) -> Array:
-    r""":math:`C^{-1}` of metrics :math:`C C^T`, likewise by halves.
-
-    .. math::
-      \begin{pmatrix} C_1 & 0 \\ E & C_2 \end{pmatrix}^{-1} = \begin{pmatrix}
-      C_1^{-1} & 0 \\ -C_2^{-1} E C_1^{-1} & C_2^{-1} \end{pmatrix},
-      \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
-    """
-    if isinstance(metric, Halves):
-        return _one_by_one(lambda x: _root_by_halves(_whole(x.a).mT, x.b, x.d.mT), metric)
-    if metric.ndim == 2:
-        return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
-    return _one_by_one(lambda x: _root(x.mT), metric)
 
 
 def invert_flops(size: int) -> float:
@@ -155,21 +126,3 @@ def _root_by_halves(a: Array, b: Array, d: Array) -> Array:
 def _square(root: Array) -> Array:
     """C^-T C^-1: a product, where a second triangular solve would keep one core busy."""
     return _matmul(root.mT, root)
-
-
-def _multiply(matrix: Array, weight: Array) -> Array:
-    return matrix[:, :, None] * weight if matrix.ndim == 2 else _matmul(matrix, weight)
-
-
-def _centre(mean: Array | None, theta: Theta) -> Array:
-    """What is left of a gradient's weight for centred features."""
-    if theta.bias is None or mean is None:
-        return theta.weight
-    return theta.weight - mean[:, :, None] * theta.bias[:, None, :]
-
-
-def _uncentre(mean: Array | None, weight: Array, bias: Array | None) -> Array | None:
-    """The bias that goes with a direction's weight, once features are not centred."""
-    if bias is None or mean is None:
-        return bias
-    return bias - _matmul(mean[:, None, :], weight)[:, 0, :]

@@ -92,8 +92,9 @@ def _all_finite(tree: Any) -> Array:
     # The sum of x is finite if that of x x^T is.
     tree = jax.tree.map(lambda x: x.second if is_gram(x) else x, tree, is_leaf=is_gram)
     leaves = [x for x in jax.tree.leaves(at_least_float32(tree)) if is_parameter(x)]
-    small = [x.ravel() for x in leaves if x.size < SMALL]
-    large = [x for x in leaves if x.size >= SMALL]
-    together = [jnp.concatenate(small)] if small else []
+    large, small = [], {}
+    for x in leaves:
+        (large if x.size >= SMALL else small.setdefault(x.dtype, [])).append(x)
+    together = [jnp.concatenate([x.ravel() for x in group]) for group in small.values()]
     finite = (jnp.isfinite(jnp.sum(x * x)) for x in [*large, *together])
     return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from ._damping import Damping, block_mean
-from ._factor import Factor
+from ._factor import Inverse
 from ._metric import Moments
 from ._neurons import Neuron
 
@@ -38,24 +38,29 @@ class Average(NamedTuple):
         """The average with one more value; unchanged where `seen` is false, whatever the value.
 
         A value not seen gets no weight; selecting arrays by a scalar would double the code that
-        LLVM makes of it. What is not finite counts as zero, since no weight times NaN is NaN.
+        LLVM makes of it.
         """
         rate = jnp.where(seen, self.rate(decay), 0)
 
         def mix(old: Array, new: Array) -> Array:
             weight = rate.astype(old.dtype)
-            new = jnp.where(jnp.isfinite(new), new.astype(old.dtype), 0)
-            return (1 - weight) * old + weight * new
+            new = new.astype(old.dtype)
+            return (1 - weight) * old + weight * (new if seen is True else _finite(new))
 
         decay = jnp.asarray(decay, self.mass.dtype)
         mass = jnp.where(seen, decay * self.mass + 1 - decay, self.mass)
         return Average(mass, jax.tree.map(mix, self.value, value))
 
 
+def _finite(x: Array) -> Array:
+    """Zero for what is not: no weight times NaN is NaN."""
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
 def preconditioner(
     neuron: Neuron, moments: Moments, bias: bool, shrinkage: float, damping: Damping
-) -> Factor:
-    r"""The factor whose `solve` is the paper's preconditioner P (section "Online Learning").
+) -> Inverse:
+    r"""The paper's preconditioner P, as the inverse of a metric (section "Online Learning").
 
     With a bias, :math:`P = \tilde W \tilde W^T` where the covariance is replaced by its diagonal
     and the mean is kept; without one, the inverse of the diagonal of :math:`E[x x^T]`. The
@@ -69,7 +74,7 @@ def preconditioner(
       damping: what the metric's diagonal is raised by.
 
     Returns:
-      A factor with a diagonal whitener.
+      A diagonal inverse.
     """
     mean = jnp.zeros_like(moments.square) if moments.first is None else moments.first
     variance = jnp.maximum(moments.square - mean**2, 0)
@@ -78,4 +83,4 @@ def preconditioner(
         diagonal = diagonal + mean**2
     diagonal = diagonal + damping.gamma(neuron, moments, bias)
     # Only an input that is dead together with its whole block has no variance left: leave it alone.
-    return Factor(mean if bias else None, lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1)))
+    return Inverse(mean if bias else None, 1 / jnp.where(diagonal > 0, diagonal, 1))

@@ -1,22 +1,24 @@
 """Trust regions: how long a step is, given every neuron's gradient and direction."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from ._cost import is_orthogonalized
-from ._factor import Factor
+from ._factor import Inverse
 from ._metric import Theta
 from ._neurons import Neuron
-from ._orthogonalize import newton_schulz
+from ._orthogonalize import inverse_root
+
+_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,24 +29,17 @@ class Boosted:
       gradient: g.
       direction: h, with M h = g.
       rank: how many singular values h has as a linear map.
-      factor: M as L L^T, where the solver has it.
+      inverse: that of M, if the direction is to be orthogonalized and the solver has it.
     """
 
     gradient: Any
     direction: Any
     rank: int
-    factor: Factor | None = None
-
-    @functools.cached_property
-    def whitened(self) -> Any:
-        """L^-1 g, where there is a factor."""
-        return None if self.factor is None else self.factor.lower_solve(self.gradient)
+    inverse: Inverse | None = None
 
     @property
     def norm(self) -> Array:
-        """sqrt(h . g), the norm of the neuron's change as a function; with a factor, |L^-1 g|."""
-        if self.factor is not None:
-            return optax.tree.norm(self.whitened).astype(jnp.result_type(float))
+        """sqrt(h . g), the norm of the neuron's change as a function."""
         z = jnp.real(optax.tree.vdot(self.direction, self.gradient))
         return jnp.sqrt(jnp.maximum(z, 0)).astype(jnp.result_type(float))
 
@@ -72,12 +67,12 @@ class Norm(NamedTuple):
       shared: whether there is one for all parts, rather than one each.
       directions: `(parts, norms, inverses) -> directions`, where norms are those of the parts'
         trust regions, and inverses 1 / max(min_norm, norm).
-      needs_factor: whether it has a use for the factor of a neuron's metric.
+      orthogonalizes: whether it does so with a neuron's direction.
     """
 
     shared: bool
     directions: Callable[[Sequence[Boosted], Sequence[Array], Sequence[Array]], list[Any]]
-    needs_factor: Callable[[Neuron], bool] = lambda neuron: False
+    orthogonalizes: Callable[[Neuron], bool] = lambda neuron: False
 
     def __call__(self, parts: Sequence[Boosted], min_norm: ArrayLike) -> Step:
         norms = [part.norm for part in parts]
@@ -101,35 +96,53 @@ def orthogonal(
     parts: Sequence[Boosted],
     norms: Sequence[Array],
     inverses: Sequence[Array],
-    orthogonalize: Callable[[Array], Array] = newton_schulz,
+    root: Callable[[Array], Array] = inverse_root,
 ) -> list[Any]:
-    r"""Steepest in the operator norm: :math:`L^{-T} orth(L^{-1} g)` with :math:`M = L L^T`.
+    r"""Steepest in the operator norm: :math:`h (h^T g)^{-1/2}`.
 
-    To features whitened by L the change is an orthogonal map: all singular values of its weight are
-    1. The bias, which with L is the change of the mean output, is a part of its own, with a root
-    mean square of 1 over the outputs. As one more row of the map it would share a norm of 1 among
-    all of them: too little where outputs have a common offset to learn. A part without a factor
-    keeps its direction and gets the norm that such a map has, the square root of its rank.
-    `min_norm` acts by the factor min(1, norm / min_norm).
+    With :math:`M = L L^T` that is :math:`L^{-T} orth(L^{-1} g)`: to features whitened by L the
+    change is an orthogonal map, all singular values of its weight are 1. Where g has more columns
+    than rows it is :math:`(h g^T)^{-1/2} h`, the same by a smaller root.
+
+    The bias, which with L is the change of the mean output, is a part of its own, with a root mean
+    square of 1 over the outputs. As one more row of the map it would share a norm of 1 among all of
+    them: too little where outputs have a common offset to learn. A part without an inverse keeps
+    its direction and gets the norm that such a map has, the square root of its rank. `min_norm`
+    acts by the factor min(1, norm / min_norm).
     """
-    weights = _together(orthogonalize, [p.whitened.weight if p.factor else None for p in parts])
+    roots = _together(root, [_square(part) for part in parts])
 
-    def direction(part: Boosted, weight: Array | None, norm: Array, inverse: Array) -> Any:
-        if part.factor is None or weight is None:
+    def direction(part: Boosted, root: Array | None, norm: Array, inverse: Array) -> Any:
+        if part.inverse is None or root is None:
             return _scale(inverse * part.rank**0.5, part.direction)
-        bias = part.gradient.bias
+        weight, bias = part.direction.weight, part.gradient.bias
+        weight = _matmul(weight, root) if _is_tall(weight) else _matmul(root, weight)
         if bias is not None:
             size = jnp.linalg.norm(bias, axis=-1, keepdims=True)
             bias = bias * (bias.shape[-1] ** 0.5 / jnp.where(size > 0, size, 1))
-        return part.factor.upper_solve(_scale(norm * inverse, Theta(weight, bias)))
+        return part.inverse.uncentre(_scale(norm * inverse, Theta(weight, bias)))
 
-    return list(map(direction, parts, weights, norms, inverses))
+    return list(map(direction, parts, roots, norms, inverses))
+
+
+def _square(part: Boosted) -> Array | None:
+    """h^T g of centred features, or h g^T if that is smaller; similar to that of L^-1 g."""
+    if part.inverse is None:
+        return None
+    gradient, direction = part.inverse.centre(part.gradient), part.direction.weight
+    if _is_tall(direction):
+        return _matmul(direction.mT, gradient)
+    return _matmul(direction, gradient.mT)
+
+
+def _is_tall(matrix: Array) -> bool:
+    return matrix.shape[-2] >= matrix.shape[-1]
 
 
 def _together(
     function: Callable[[Array], Array], arrays: Sequence[Array | None]
 ) -> list[Array | None]:
-    """A function of matrices [g, d, o], called once for all that are of one size."""
+    """A function of matrices [g, m, m], called once for all that are of one size."""
     groups: dict[tuple[int, ...], list[tuple[int, Array]]] = {}
     for i, x in enumerate(arrays):
         if x is not None:

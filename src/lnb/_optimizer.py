@@ -66,7 +66,7 @@ def scale_by_lnb(
       solver: how directions are found: `lnb.Cholesky`, `lnb.CG`, `lnb.Woodbury`, `lnb.Krylov`.
       norm: which trust region a step is measured in. `"network"`: one for all; `"neuron"`: one for
         each neuron, and for each parameter of none; `"spectral"`: one each, in the operator norm
-        of the change, for neurons whose metric the solver factorises; `"auto"`: as `"spectral"`,
+        of the change, for neurons whose metric the solver inverts; `"auto"`: as `"spectral"`,
         but a neuron for which that would take more flops than backpropagation keeps its direction
         and gets the length that it would have.
       damping: :math:`\gamma`, not added for biases.
@@ -88,33 +88,27 @@ def scale_by_lnb(
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}.")
     named = {neuron.name: neuron for neuron in neurons}
-    needs_factor = NORMS[norm].needs_factor
-    solvers = {n.name: solver.factored() if needs_factor(n) else solver for n in neurons}
     damping_ = Damping(damping, relative_damping)
 
     def holders(thetas: Iterable[str]) -> dict[str, str]:
         """The neuron under whose name a neuron's state is held: one for all that share M."""
         first: dict[Any, str] = {}
         shared = {
-            name: (named[name].gram, needs_factor(named[name]))
-            if solvers[name].remembers(named[name])
-            else name
-            for name in thetas
+            name: named[name].gram if solver.remembers(named[name]) else name for name in thetas
         }
         return {name: first.setdefault(key, name) for name, key in shared.items()}
 
     def due(thetas: Iterable[str], step: Array) -> dict[str, Array]:
         """Of those whose solver has a memory; the others want all features of every step."""
-        remember = (name for name in thetas if solvers[name].remembers(named[name]))
-        return {name: solvers[name].due(named[name], step) for name in remember}
+        remember = (name for name in thetas if solver.remembers(named[name]))
+        return {name: solver.due(named[name], step) for name in remember}
 
     def init_fn(params: Any) -> ScaleByLNBState:
         thetas, _ = split(neurons, params)
         zero = jnp.zeros((), jnp.result_type(float))
         held = holders(thetas)
         solver_state = {
-            name: solvers[name].init(named[name], thetas[name])
-            for name in dict.fromkeys(held.values())
+            name: solver.init(named[name], thetas[name]) for name in dict.fromkeys(held.values())
         }
         count = jnp.zeros((), jnp.int32)
         state = ScaleByLNBState(
@@ -130,7 +124,7 @@ def scale_by_lnb(
     def update_fn(updates, state, params=None, *, features=MISSING, finite=True, **extra_args):
         del params, extra_args
         gradients, rest = split(neurons, at_least_float32(updates))
-        remembered = all(solvers[name].remembers(named[name]) for name in gradients)
+        remembered = all(solver.remembers(named[name]) for name in gradients)
         if features is not None or not remembered:
             features = _checked(features, named, gradients)
         held, states, boosted = holders(gradients), dict(state.solver), {}
@@ -138,16 +132,16 @@ def scale_by_lnb(
         if features is not None:
             for name, old in states.items():
                 fed = empty_unless(waiting.get(name, True), features[name])
-                states[name] = solvers[name].update(named[name], fed, old, damping_, state.count)
+                states[name] = solver.update(named[name], fed, old, damping_, state.count)
             waiting = {name: flag & (features[name].count == 0) for name, flag in waiting.items()}
         for name, gradient in gradients.items():
             neuron, old = named[name], states[held[name]]
-            direction, new = solvers[name].direction(
+            direction, new = solver.direction(
                 neuron, features and features[name], gradient, old, damping_
             )
             states[held[name]] = old if new is old else optax.tree.where(finite, new, old)
-            factor = solvers[name].factor(neuron, new)
-            boosted[name] = Boosted(gradient, direction, _neuron_rank(neuron, gradient), factor)
+            inverse = solver.inverse(neuron, new) if NORMS[norm].orthogonalizes(neuron) else None
+            boosted[name] = Boosted(gradient, direction, _neuron_rank(neuron, gradient), inverse)
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
         step = NORMS[norm](parts, min_norm)
         count = state.count + 1

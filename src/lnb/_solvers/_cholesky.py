@@ -1,6 +1,6 @@
 """A running second moment, inverted every so often."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from .._cost import EVERY
 from .._damping import Damping
-from .._factor import Factor, Inverse, inverse_root, invert
+from .._factor import Inverse, invert
 from .._metric import Theta, count
 from .._neurons import Neuron
 from ._cg import CG
@@ -21,7 +21,7 @@ class CholeskyState(NamedTuple):
     """What `Cholesky` remembers about a neuron."""
 
     running: Running
-    inverse: Inverse | Factor
+    inverse: Inverse
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,14 @@ class Cholesky(Solver):
       decay: decay of the running moments in one step; from turn to turn it is a power of that.
       every: steps from one turn to the next, once training has gone on for a while.
       fallback: the solver for neurons without a gram.
-      factors: whether to hold M as L L^T, as `norm="spectral"` asks for by itself, rather than
-        its inverse.
     """
 
     decay: float = 0.95
     every: int = EVERY
     fallback: Solver = field(default_factory=CG)
-    factors: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
-
-    def factored(self) -> "Cholesky":
-        return replace(self, fallback=self.fallback.factored(), factors=True)
 
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not neuron.has_gram:
@@ -61,10 +55,7 @@ class Cholesky(Solver):
         identity = jnp.ones((blocks, inputs), theta.weight.dtype)
         if not running.is_diagonal:
             identity = identity[..., None] * jnp.eye(inputs, dtype=identity.dtype)[None]
-        return CholeskyState(running, self._hold(running.first, identity))
-
-    def _hold(self, mean: Array | None, inverse: Array) -> Inverse | Factor:
-        return Factor(mean, inverse) if self.factors else Inverse(mean, inverse)
+        return CholeskyState(running, Inverse(running.first, identity))
 
     def update(
         self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
@@ -75,10 +66,8 @@ class Cholesky(Solver):
         def refresh() -> CholeskyState:
             interval = self._interval(step).astype(state.running.average.mass.dtype)
             running = state.running.absorb(features, self.decay**interval)
-            metric = running.metric(neuron, damping)
-            inverse = inverse_root(metric) if self.factors else invert(metric)
-            held = _keep_finite(inverse, self._hold(running.first, inverse), state.inverse)
-            return CholeskyState(running, held)
+            inverse = Inverse(running.first, invert(running.metric(neuron, damping)))
+            return CholeskyState(running, _keep_finite(inverse, state.inverse))
 
         return lax.cond(count(features) > 0, refresh, lambda: state)
 
@@ -102,17 +91,16 @@ class Cholesky(Solver):
             return self.fallback.direction(neuron, features, gradient, state, damping)
         return state.inverse.solve(gradient), state
 
-    def factor(self, neuron: Neuron, state: Any) -> Factor | None:
-        if not neuron.has_gram:
-            return self.fallback.factor(neuron, state)
-        return state.inverse if isinstance(state.inverse, Factor) else None
+    def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
+        return state.inverse if neuron.has_gram else self.fallback.inverse(neuron, state)
 
 
-def _keep_finite(inverse: Array, new: Any, old: Any) -> Any:
+def _keep_finite(new: Inverse, old: Inverse) -> Inverse:
     """The new inverse in the blocks where the factorisation succeeded, the old one elsewhere.
 
     Each entry of a diagonal is a block of its own.
     """
-    finite = jnp.isfinite(inverse if inverse.ndim == 2 else jnp.sum(inverse, (1, 2))[:, None])
+    diagonal = new.matrix.ndim == 2
+    finite = jnp.isfinite(new.matrix if diagonal else jnp.sum(new.matrix, (1, 2))[:, None])
     good = lambda x: finite if x.ndim == 2 else finite[..., None]
     return jax.tree.map(lambda new, old: jnp.where(good(new), new, old), new, old)

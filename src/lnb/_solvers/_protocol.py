@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .._damping import Damping
-from .._factor import Factor
+from .._factor import Inverse
 from .._metric import Theta
 from .._neurons import Neuron
 
@@ -54,12 +54,8 @@ class Solver(Protocol):
         """The direction and the next state. `state` comes from `update` on the same features."""
         ...
 
-    def factored(self) -> "Solver":
-        """The same solver, with factors where it can have them."""
-        return self
-
-    def factor(self, neuron: Neuron, state: Any) -> Factor | None:
-        """The metric as L L^T where the solver has it: `norm="spectral"` needs it."""
+    def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
+        """That of M, where the solver has it: `norm="spectral"` needs it."""
         del neuron, state
         return None
 

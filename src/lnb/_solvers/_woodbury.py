@@ -1,6 +1,6 @@
 """A running inverse, updated by the Woodbury identity."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import optax
 from jax import Array, lax
 
 from .._damping import Damping
-from .._factor import Factor, Inverse, inverse_root, invert
+from .._factor import Inverse, invert
 from .._metric import Theta, count, rows
 from .._neurons import Neuron
 from ._cg import CG
@@ -40,23 +40,18 @@ class Woodbury(Solver):
       decay: decay of the running moments.
       every: steps from one fresh inverse to the next.
       fallback: the solver for neurons without a gram.
-      factors: see `lnb.Cholesky`, which serves where X is not held.
     """
 
     decay: float = 0.95
     every: int = 20
     fallback: Solver = field(default_factory=CG)
-    factors: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
 
-    def factored(self) -> "Woodbury":
-        return replace(self, fallback=self.fallback.factored(), factors=True)
-
     @property
     def _cholesky(self) -> Cholesky:
-        return Cholesky(self.decay, self.every, self.fallback, self.factors)
+        return Cholesky(self.decay, self.every, self.fallback)
 
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not _holds_rows(neuron):
@@ -96,10 +91,14 @@ class Woodbury(Solver):
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        return Inverse(state.running.first, state.inverse).solve(gradient), state
+        return _inverse(state).solve(gradient), state
 
-    def factor(self, neuron: Neuron, state: Any) -> Factor | None:
-        return None if _holds_rows(neuron) else self._cholesky.factor(neuron, state)
+    def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
+        return _inverse(state) if _holds_rows(neuron) else self._cholesky.inverse(neuron, state)
+
+
+def _inverse(state: WoodburyState) -> Inverse:
+    return Inverse(state.running.first, state.inverse)
 
 
 def _holds_rows(neuron: Neuron) -> bool:
@@ -121,5 +120,4 @@ def _absorb_rows(state: WoodburyState, x: Array, decay: float) -> Array:
     inverse, x = state.inverse / (1 - rate), x * jnp.sqrt(rate / n)
     projected = _matmul(x, inverse)
     inner = jnp.eye(x.shape[1], dtype=x.dtype)[None] + _matmul(projected, x.mT)
-    whitened = _matmul(inverse_root(inner), projected)
-    return inverse - _matmul(whitened.mT, whitened)
+    return inverse - _matmul(projected.mT, _matmul(invert(inner), projected))
