@@ -12,7 +12,7 @@ from rich.table import Table
 
 import lnb
 from lnb._backprop import Due, find_nodes
-from lnb._factor import invert
+from lnb._inverse import invert
 from lnb._norms import Boosted as Part
 from lnb._norms import orthogonal
 from lnb._packed import halves, is_packed, pack

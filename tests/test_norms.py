@@ -12,7 +12,7 @@ from explicit import exact_inverse_root, gram_of, make_neuron, matrix, theta_of
 
 import lnb
 from lnb._damping import Damping
-from lnb._metric import Theta
+from lnb._metric import Gram, Theta
 from lnb._norms import NORMS, Boosted, Norm, _together, orthogonal
 from lnb._orthogonalize import inverse_root, inverse_root_flops
 from lnb._solvers import Cholesky
@@ -24,7 +24,8 @@ EXACT = Norm(shared=False, directions=partial(orthogonal, root=exact_inverse_roo
 
 def part_of(features, gradient: Theta, kind: str = "dense", damping: float = 0.0) -> Boosted:
     """A neuron's direction by an exact solve."""
-    solver, neuron = Cholesky(), make_neuron(kind)
+    wide = gradient.weight.shape[1] < gradient.weight.shape[2]
+    solver, neuron = Cholesky(factors=wide), make_neuron(kind)
     state = solver.update(
         neuron, features, solver.init(neuron, gradient), Damping(damping), jnp.int32(0)
     )
@@ -171,11 +172,22 @@ def test_inverse_root_in_single_precision():
     assert np.all(moved[20:] < 1e-3)
 
 
-def test_inverse_root_of_a_matrix_that_is_similar_to_a_symmetric_one():
-    x, y = np.random.default_rng(0).normal(size=(2, 1, 5, 5))
-    similar = np.linalg.solve(y, x.mT @ x @ y)
-    expected = np.linalg.solve(y, np.asarray(inverse_root(jnp.asarray(x.mT @ x))) @ y)
-    np.testing.assert_allclose(inverse_root(jnp.asarray(similar)), expected, rtol=1e-8, atol=1e-8)
+@pytest.mark.parametrize(("d", "o"), [(64, 32), (32, 64)])
+@pytest.mark.parametrize("condition", [1e2, 1e6])
+def test_spectral_step_in_single_precision(d, o, condition):
+    """Also where M is ill-conditioned."""
+    rng = np.random.default_rng(0)
+    vectors = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    metric = vectors * np.geomspace(1, 1 / condition, d) @ vectors.T
+    lower = np.linalg.cholesky(metric)
+    left, right = (np.linalg.qr(rng.normal(size=(n, min(d, o))))[0] for n in (d, o))
+    whitened = left * np.geomspace(0.02, 1, min(d, o)) @ right.T
+    gradient = Theta(jnp.asarray((lower @ whitened)[None], jnp.float32), None)
+    features = Gram(jnp.asarray(metric[None], jnp.float32), None, jnp.float32(1))
+    (direction,) = NORMS["spectral"]([part_of(features, gradient)], 1e-2).directions
+    values = np.linalg.svd(lower.T @ np.asarray(direction.weight[0], float), compute_uv=False)
+    assert values.min() > 0.75
+    assert values.max() < 1.25
 
 
 @pytest.mark.parametrize("root", [inverse_root, exact_inverse_root])

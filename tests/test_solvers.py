@@ -201,6 +201,7 @@ def feed(solver, neuron, hold, batches, bias, gradient):
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("factors", [False, True])
 @pytest.mark.parametrize(
     ("every", "turns"),
     [
@@ -209,10 +210,10 @@ def feed(solver, neuron, hold, batches, bias, gradient):
         (4, {0: 1, 1: 1, 2: 1, 3: 1, 4: 2}),
     ],
 )
-def test_cholesky_solves_for_the_running_metric(every, turns, bias):
+def test_cholesky_solves_for_the_running_metric(every, turns, factors, bias):
     """Of the batches at the neuron's turns; as the intervals grow, so do the batches' weights."""
     batches, gradient = normal(6, 30, 4) + 1, theta_of(4, 3, bias)
-    solver = Cholesky(decay=0.8, every=every)
+    solver = Cholesky(decay=0.8, every=every, factors=factors)
     direction = feed(solver, DENSE, gram_of, batches, bias, gradient)
     metric = running(batches[list(turns)], 0.8, bias, list(turns.values()))
     expected = np.linalg.solve(metric, matrix(gradient))
@@ -220,10 +221,11 @@ def test_cholesky_solves_for_the_running_metric(every, turns, bias):
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("factors", [False, True])
 @pytest.mark.parametrize("inputs", [WHOLE + 1, WHOLE + 2])
-def test_cholesky_of_a_packed_metric(inputs, bias):
+def test_cholesky_of_a_packed_metric(inputs, factors, bias):
     x, gradient = normal(2, 3 * inputs, inputs) + 1, theta_of(inputs, 3, bias, g=2)
-    solver, damping = Cholesky(), Damping(0.1, relative=False)
+    solver, damping = Cholesky(factors=factors), Damping(0.1, relative=False)
     direction, state = take(solver, DENSE, gram_of(x, bias), gradient, damping=damping)
     assert is_packed(state.running.average.value[1])
     for block in range(2):
@@ -286,6 +288,7 @@ def test_cg_falls_back_on_its_preconditioner_without_positions():
     ("solver", "neuron", "hold"),
     [
         (Cholesky(), DENSE, gram_of),
+        (Cholesky(factors=True), DENSE, gram_of),
         (Woodbury(every=1), ROWS, rows_of),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ._factor import invert_flops
+from ._inverse import invert_flops
 from ._orthogonalize import inverse_root_flops
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Cost(NamedTuple):
     Attributes:
       statistics: of its second moment.
       inverse: of inverting that.
-      direction: of the product with the inverse.
+      direction: of the products with the inverse.
       orthogonalize: of `norm="spectral"`.
     """
 
@@ -42,11 +42,12 @@ def predict(neuron: Neuron, spectral: bool = False) -> Cost:
     if not neuron.has_gram:
         return Cost(0.0, 0.0, CG_PRODUCTS * 4.0 * neuron.n * blocks * inputs * outputs, 0.0)
     orthogonalize = orthogonalize_flops(neuron) if spectral else 0.0
+    products = 2 if spectral and inputs < outputs else 1  # with L^-1 and L^-T, or with M^-1
     statistics = neuron.moment_flops / neuron.stride / EVERY
     if neuron.kind in {"lookup", "scale"}:
-        return Cost(statistics, 0.0, blocks * inputs * outputs, orthogonalize)
+        return Cost(statistics, 0.0, products * blocks * inputs * outputs, orthogonalize)
     inverse = blocks * invert_flops(inputs) / EVERY if neuron.gram == neuron.name else 0.0
-    return Cost(statistics, inverse, 2.0 * blocks * inputs**2 * outputs, orthogonalize)
+    return Cost(statistics, inverse, products * 2.0 * blocks * inputs**2 * outputs, orthogonalize)
 
 
 def backprop_flops(neuron: Neuron) -> float:
@@ -56,7 +57,7 @@ def backprop_flops(neuron: Neuron) -> float:
 
 
 def orthogonalize_flops(neuron: Neuron) -> float:
-    """Of two products with the direction, and a root of the size of its smaller side."""
+    """Of a root of the size of the direction's smaller side, and of two products for it."""
     blocks, inputs, outputs = _sizes(neuron)
     side = min(inputs, outputs)
     return blocks * (4.0 * inputs * outputs * side + inverse_root_flops(side))

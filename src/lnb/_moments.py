@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from ._damping import Damping, block_mean
-from ._factor import Inverse
+from ._inverse import Inverse
 from ._metric import Moments
 from ._neurons import Neuron
 

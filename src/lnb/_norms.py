@@ -1,9 +1,9 @@
 """Trust regions: how long a step is, given every neuron's gradient and direction."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +13,12 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from ._cost import is_orthogonalized
-from ._factor import Inverse
+from ._inverse import Factor, Inverse
 from ._metric import Theta
 from ._neurons import Neuron
 from ._orthogonalize import inverse_root
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+_matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Boosted:
       gradient: g.
       direction: h, with M h = g.
       rank: how many singular values h has as a linear map.
-      inverse: that of M, if the direction is to be orthogonalized and the solver has it.
+      inverse: that of M, if the direction is to be orthogonalized and the solver has it; a factor
+        where g has more columns than rows.
     """
 
     gradient: Any
@@ -37,9 +38,21 @@ class Boosted:
     rank: int
     inverse: Inverse | None = None
 
+    @functools.cached_property
+    def pair(self) -> tuple[Array, Array]:
+        """Centred h and g, or L^-1 g twice: either way a product is that of L^-1 g with itself."""
+        assert self.inverse is not None
+        if isinstance(self.inverse, Factor):
+            whitened = self.inverse.whiten(self.gradient)
+            return whitened, whitened
+        return self.direction.weight, self.inverse.centre(self.gradient)
+
     @property
     def norm(self) -> Array:
         """sqrt(h . g), the norm of the neuron's change as a function."""
+        if isinstance(self.inverse, Factor):
+            whitened = Theta(self.pair[0], self.gradient.bias)
+            return optax.tree.norm(whitened).astype(jnp.result_type(float))
         z = jnp.real(optax.tree.vdot(self.direction, self.gradient))
         return jnp.sqrt(jnp.maximum(z, 0)).astype(jnp.result_type(float))
 
@@ -74,6 +87,14 @@ class Norm(NamedTuple):
     directions: Callable[[Sequence[Boosted], Sequence[Array], Sequence[Array]], list[Any]]
     orthogonalizes: Callable[[Neuron], bool] = lambda neuron: False
 
+    def needs_factor(self, neuron: Neuron) -> bool:
+        """Whether it needs M^-1 as a factor: where g has more columns than rows.
+
+        The small product of h and g is not symmetric there; where M is ill-conditioned, single
+        precision does not suffice for its root.
+        """
+        return self.orthogonalizes(neuron) and neuron.layout.inputs < neuron.layout.outputs
+
     def __call__(self, parts: Sequence[Boosted], min_norm: ArrayLike) -> Step:
         norms = [part.norm for part in parts]
         total = jnp.sqrt(jnp.sum(jnp.array(norms) ** 2))
@@ -102,7 +123,7 @@ def orthogonal(
 
     With :math:`M = L L^T` that is :math:`L^{-T} orth(L^{-1} g)`: to features whitened by L the
     change is an orthogonal map, all singular values of its weight are 1. Where g has more columns
-    than rows it is :math:`(h g^T)^{-1/2} h`, the same by a smaller root.
+    than rows, the root is taken of the smaller :math:`L^{-1} g (L^{-1} g)^T`.
 
     The bias, which with L is the change of the mean output, is a part of its own, with a root mean
     square of 1 over the outputs. As one more row of the map it would share a norm of 1 among all of
@@ -115,24 +136,24 @@ def orthogonal(
     def direction(part: Boosted, root: Array | None, norm: Array, inverse: Array) -> Any:
         if part.inverse is None or root is None:
             return _scale(inverse * part.rank**0.5, part.direction)
-        weight, bias = part.direction.weight, part.gradient.bias
+        (weight, _), bias = part.pair, part.gradient.bias
         weight = _matmul(weight, root) if _is_tall(weight) else _matmul(root, weight)
         if bias is not None:
             size = jnp.linalg.norm(bias, axis=-1, keepdims=True)
             bias = bias * (bias.shape[-1] ** 0.5 / jnp.where(size > 0, size, 1))
-        return part.inverse.uncentre(_scale(norm * inverse, Theta(weight, bias)))
+        theta = _scale(norm * inverse, Theta(weight, bias))
+        held = part.inverse
+        return held.unwhiten(theta) if isinstance(held, Factor) else held.uncentre(theta)
 
     return list(map(direction, parts, roots, norms, inverses))
 
 
 def _square(part: Boosted) -> Array | None:
-    """h^T g of centred features, or h g^T if that is smaller; similar to that of L^-1 g."""
+    """The product of L^-1 g with itself, on its smaller side."""
     if part.inverse is None:
         return None
-    gradient, direction = part.inverse.centre(part.gradient), part.direction.weight
-    if _is_tall(direction):
-        return _matmul(direction.mT, gradient)
-    return _matmul(direction, gradient.mT)
+    left, right = part.pair
+    return _matmul(left.mT, right) if _is_tall(left) else _matmul(left, right.mT)
 
 
 def _is_tall(matrix: Array) -> bool:

@@ -88,13 +88,18 @@ def scale_by_lnb(
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}.")
     named = {neuron.name: neuron for neuron in neurons}
+    trust = NORMS[norm]
+    solvers = {n.name: solver.factored() if trust.needs_factor(n) else solver for n in neurons}
     damping_ = Damping(damping, relative_damping)
 
     def holders(thetas: Iterable[str]) -> dict[str, str]:
         """The neuron under whose name a neuron's state is held: one for all that share M."""
         first: dict[Any, str] = {}
         shared = {
-            name: named[name].gram if solver.remembers(named[name]) else name for name in thetas
+            name: (named[name].gram, trust.needs_factor(named[name]))
+            if solver.remembers(named[name])
+            else name
+            for name in thetas
         }
         return {name: first.setdefault(key, name) for name, key in shared.items()}
 
@@ -108,7 +113,8 @@ def scale_by_lnb(
         zero = jnp.zeros((), jnp.result_type(float))
         held = holders(thetas)
         solver_state = {
-            name: solver.init(named[name], thetas[name]) for name in dict.fromkeys(held.values())
+            name: solvers[name].init(named[name], thetas[name])
+            for name in dict.fromkeys(held.values())
         }
         count = jnp.zeros((), jnp.int32)
         state = ScaleByLNBState(
@@ -132,18 +138,18 @@ def scale_by_lnb(
         if features is not None:
             for name, old in states.items():
                 fed = empty_unless(waiting.get(name, True), features[name])
-                states[name] = solver.update(named[name], fed, old, damping_, state.count)
+                states[name] = solvers[name].update(named[name], fed, old, damping_, state.count)
             waiting = {name: flag & (features[name].count == 0) for name, flag in waiting.items()}
         for name, gradient in gradients.items():
             neuron, old = named[name], states[held[name]]
-            direction, new = solver.direction(
+            direction, new = solvers[name].direction(
                 neuron, features and features[name], gradient, old, damping_
             )
             states[held[name]] = old if new is old else optax.tree.where(finite, new, old)
-            inverse = solver.inverse(neuron, new) if NORMS[norm].orthogonalizes(neuron) else None
+            inverse = solvers[name].inverse(neuron, new) if trust.orthogonalizes(neuron) else None
             boosted[name] = Boosted(gradient, direction, _neuron_rank(neuron, gradient), inverse)
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
-        step = NORMS[norm](parts, min_norm)
+        step = trust(parts, min_norm)
         count = state.count + 1
         state = ScaleByLNBState(
             count=count,

@@ -1,6 +1,6 @@
 """A running second moment, inverted every so often."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from .._cost import EVERY
 from .._damping import Damping
-from .._factor import Inverse, invert
+from .._inverse import Factor, Inverse, inverse_root, invert
 from .._metric import Theta, count
 from .._neurons import Neuron
 from ._cg import CG
@@ -37,14 +37,19 @@ class Cholesky(Solver):
       decay: decay of the running moments in one step; from turn to turn it is a power of that.
       every: steps from one turn to the next, once training has gone on for a while.
       fallback: the solver for neurons without a gram.
+      factors: whether to hold the inverse as a factor, as `norm="spectral"` asks for by itself.
     """
 
     decay: float = 0.95
     every: int = EVERY
     fallback: Solver = field(default_factory=CG)
+    factors: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
+
+    def factored(self) -> "Cholesky":
+        return replace(self, fallback=self.fallback.factored(), factors=True)
 
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not neuron.has_gram:
@@ -55,7 +60,7 @@ class Cholesky(Solver):
         identity = jnp.ones((blocks, inputs), theta.weight.dtype)
         if not running.is_diagonal:
             identity = identity[..., None] * jnp.eye(inputs, dtype=identity.dtype)[None]
-        return CholeskyState(running, Inverse(running.first, identity))
+        return CholeskyState(running, self._held(running.first, identity))
 
     def update(
         self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
@@ -66,10 +71,16 @@ class Cholesky(Solver):
         def refresh() -> CholeskyState:
             interval = self._interval(step).astype(state.running.average.mass.dtype)
             running = state.running.absorb(features, self.decay**interval)
-            inverse = Inverse(running.first, invert(running.metric(neuron, damping)))
-            return CholeskyState(running, _keep_finite(inverse, state.inverse))
+            metric = running.metric(neuron, damping)
+            inverse = inverse_root(metric) if self.factors else invert(metric)
+            held = self._held(running.first, inverse)
+            return CholeskyState(running, _keep_finite(held, state.inverse))
 
         return lax.cond(count(features) > 0, refresh, lambda: state)
+
+    @property
+    def _held(self) -> type[Inverse]:
+        return Factor if self.factors else Inverse
 
     def due(self, neuron: Neuron, step: Array) -> Array:
         """At every step at first, then more and more rarely, and not all at the same step."""

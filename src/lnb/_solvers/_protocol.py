@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from .._damping import Damping
-from .._factor import Inverse
+from .._inverse import Inverse
 from .._metric import Theta
 from .._neurons import Neuron
 
@@ -53,6 +53,10 @@ class Solver(Protocol):
     ) -> tuple[Theta, Any]:
         """The direction and the next state. `state` comes from `update` on the same features."""
         ...
+
+    def factored(self) -> "Solver":
+        """The same solver, with inverses as factors where it can have them."""
+        return self
 
     def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
         """That of M, where the solver has it: `norm="spectral"` needs it."""

@@ -1,6 +1,6 @@
 """A running inverse, updated by the Woodbury identity."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import optax
 from jax import Array, lax
 
 from .._damping import Damping
-from .._factor import Inverse, invert
+from .._inverse import Inverse, invert
 from .._metric import Theta, count, rows
 from .._neurons import Neuron
 from ._cg import CG
@@ -40,18 +40,23 @@ class Woodbury(Solver):
       decay: decay of the running moments.
       every: steps from one fresh inverse to the next.
       fallback: the solver for neurons without a gram.
+      factors: see `lnb.Cholesky`, which serves where X is not held.
     """
 
     decay: float = 0.95
     every: int = 20
     fallback: Solver = field(default_factory=CG)
+    factors: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
 
+    def factored(self) -> "Woodbury":
+        return replace(self, fallback=self.fallback.factored(), factors=True)
+
     @property
     def _cholesky(self) -> Cholesky:
-        return Cholesky(self.decay, self.every, self.fallback)
+        return Cholesky(self.decay, self.every, self.fallback, self.factors)
 
     def init(self, neuron: Neuron, theta: Theta) -> Any:
         if not _holds_rows(neuron):
@@ -91,14 +96,10 @@ class Woodbury(Solver):
     ) -> tuple[Theta, Any]:
         if not _holds_rows(neuron):
             return self._cholesky.direction(neuron, features, gradient, state, damping)
-        return _inverse(state).solve(gradient), state
+        return Inverse(state.running.first, state.inverse).solve(gradient), state
 
     def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
-        return _inverse(state) if _holds_rows(neuron) else self._cholesky.inverse(neuron, state)
-
-
-def _inverse(state: WoodburyState) -> Inverse:
-    return Inverse(state.running.first, state.inverse)
+        return None if _holds_rows(neuron) else self._cholesky.inverse(neuron, state)
 
 
 def _holds_rows(neuron: Neuron) -> bool:

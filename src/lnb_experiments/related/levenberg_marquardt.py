@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
 import lnb
-from lnb._factor import Inverse, invert
+from lnb._inverse import Inverse, invert
 from lnb._metric import moments
 from lnb._parameters import join, split
 

@@ -35,10 +35,7 @@ class Inverse(NamedTuple):
 
     def solve(self, theta: Theta) -> Theta:
         """:math:`M^{-1}` times a gradient."""
-        weight = self.centre(theta)
-        diagonal = self.matrix.ndim == 2
-        weight = self.matrix[:, :, None] * weight if diagonal else _matmul(self.matrix, weight)
-        return self.uncentre(Theta(weight, theta.bias))
+        return self.uncentre(Theta(_multiply(self.matrix, self.centre(theta)), theta.bias))
 
     def centre(self, theta: Theta) -> Array:
         """What is left of a gradient's weight for centred features."""
@@ -52,6 +49,27 @@ class Inverse(NamedTuple):
             return theta
         shift = _matmul(self.mean[:, None, :], theta.weight)[:, 0, :]
         return theta._replace(bias=theta.bias - shift)
+
+
+class Factor(Inverse):
+    r"""The same as :math:`M^{-1} = L^{-T} L^{-1}`, paper, section "Update Properties".
+
+    With the bias put first, :math:`L = \begin{pmatrix} 1 & 0 \\ \mu & C \end{pmatrix}` where
+    :math:`\Sigma = C C^T` is the covariance; without a bias, :math:`E[x x^T] = C C^T = L L^T`. Here
+    `matrix` is :math:`C^{-1}`, lower triangular or diagonal.
+    """
+
+    def solve(self, theta: Theta) -> Theta:
+        return self.unwhiten(Theta(self.whiten(theta), theta.bias))
+
+    def whiten(self, theta: Theta) -> Array:
+        """The weight of :math:`L^{-1}` times a gradient; its bias stays as it is."""
+        return _multiply(self.matrix, self.centre(theta))
+
+    def unwhiten(self, theta: Theta) -> Theta:
+        """:math:`L^{-T}` times a whitened vector: a direction."""
+        transposed = self.matrix if self.matrix.ndim == 2 else self.matrix.mT
+        return self.uncentre(theta._replace(weight=_multiply(transposed, theta.weight)))
 
 
 def invert(metric: Array | Halves) -> Array:
@@ -78,6 +96,21 @@ def invert(metric: Array | Halves) -> Array:
         return from_blocks(first - _matmul(e.mT, corner), corner.mT, corner, second)
 
     return _one_by_one(inverse, metric)
+
+
+def inverse_root(metric: Array | Halves) -> Array:
+    r""":math:`C^{-1}` of metrics :math:`C C^T`, likewise by halves.
+
+    .. math::
+      \begin{pmatrix} C_1 & 0 \\ E & C_2 \end{pmatrix}^{-1} = \begin{pmatrix}
+      C_1^{-1} & 0 \\ -C_2^{-1} E C_1^{-1} & C_2^{-1} \end{pmatrix},
+      \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
+    """
+    if isinstance(metric, Halves):
+        return _one_by_one(lambda x: _root_by_halves(_whole(x.a).mT, x.b, x.d.mT), metric)
+    if metric.ndim == 2:
+        return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
+    return _one_by_one(lambda x: _root(x.mT), metric)
 
 
 def invert_flops(size: int) -> float:
@@ -126,3 +159,7 @@ def _root_by_halves(a: Array, b: Array, d: Array) -> Array:
 def _square(root: Array) -> Array:
     """C^-T C^-1: a product, where a second triangular solve would keep one core busy."""
     return _matmul(root.mT, root)
+
+
+def _multiply(matrix: Array, weight: Array) -> Array:
+    return matrix[:, :, None] * weight if matrix.ndim == 2 else _matmul(matrix, weight)
