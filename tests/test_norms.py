@@ -14,7 +14,7 @@ import lnb
 from lnb._damping import Damping
 from lnb._metric import Gram, Theta
 from lnb._norms import NORMS, Boosted, Norm, _together, orthogonal
-from lnb._orthogonalize import inverse_root, inverse_root_flops
+from lnb._orthogonalize import newton_schulz, newton_schulz_flops
 from lnb._solvers import Cholesky
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -150,7 +150,7 @@ def test_spectral_step_stays_within_its_bounds(d, o, bias):
 
 
 def orthogonalized(x: jax.Array) -> np.ndarray:
-    return np.asarray(x @ inverse_root(x.mT @ x))
+    return np.asarray(x @ newton_schulz(x.mT @ x))
 
 
 def test_bounds_of_the_inverse_root_over_its_range():
@@ -190,7 +190,7 @@ def test_spectral_step_in_single_precision(d, o, condition):
     assert values.max() < 1.25
 
 
-@pytest.mark.parametrize("root", [inverse_root, exact_inverse_root])
+@pytest.mark.parametrize("root", [newton_schulz, exact_inverse_root])
 def test_roots_keep_rank_and_scale(root):
     vector = np.random.default_rng(0).normal(size=(4, 1))
     x = jnp.asarray([vector @ vector.T, 1e-9 * vector @ vector.T, np.zeros((4, 4))])
@@ -203,8 +203,8 @@ def test_roots_keep_rank_and_scale(root):
 
 
 def test_flops_of_the_inverse_root():
-    program: Any = jax.jit(inverse_root).lower(jnp.eye(64)[None]).compile()
-    assert program.cost_analysis()["flops"] == pytest.approx(inverse_root_flops(64), rel=0.1)
+    program: Any = jax.jit(newton_schulz).lower(jnp.eye(64)[None]).compile()
+    assert program.cost_analysis()["flops"] == pytest.approx(newton_schulz_flops(64), rel=0.1)
 
 
 def test_spectral_step_of_a_lookup():
@@ -246,7 +246,7 @@ def test_matrices_of_one_size_together():
 
     def function(x):
         calls.append(x.shape)
-        return inverse_root(x)
+        return newton_schulz(x)
 
     together = _together(function, arrays)
     assert sorted(calls) == [(1, 3, 3), (4, 4, 4)]
@@ -255,7 +255,7 @@ def test_matrices_of_one_size_together():
             assert result is None
         else:
             assert result is not None
-            np.testing.assert_allclose(result, inverse_root(array), rtol=1e-9)
+            np.testing.assert_allclose(result, newton_schulz(array), rtol=1e-9)
 
 
 def test_auto_is_spectral_where_that_is_affordable():

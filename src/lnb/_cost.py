@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._inverse import invert_flops
-from ._orthogonalize import inverse_root_flops
+from ._orthogonalize import newton_schulz_flops
 
 if TYPE_CHECKING:
     from ._neurons import Neuron
@@ -60,7 +60,7 @@ def orthogonalize_flops(neuron: Neuron) -> float:
     """Of a root of the size of the direction's smaller side, and of two products for it."""
     blocks, inputs, outputs = _sizes(neuron)
     side = min(inputs, outputs)
-    return blocks * (4.0 * inputs * outputs * side + inverse_root_flops(side))
+    return blocks * (4.0 * inputs * outputs * side + newton_schulz_flops(side))
 
 
 def is_orthogonalized(neuron: Neuron) -> bool:

@@ -16,7 +16,7 @@ from ._cost import is_orthogonalized
 from ._inverse import Factor, Inverse
 from ._metric import Theta
 from ._neurons import Neuron
-from ._orthogonalize import inverse_root
+from ._orthogonalize import newton_schulz
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -117,7 +117,7 @@ def orthogonal(
     parts: Sequence[Boosted],
     norms: Sequence[Array],
     inverses: Sequence[Array],
-    root: Callable[[Array], Array] = inverse_root,
+    root: Callable[[Array], Array] = newton_schulz,
 ) -> list[Any]:
     r"""Steepest in the operator norm: :math:`h (h^T g)^{-1/2}`.
 

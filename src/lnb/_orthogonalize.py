@@ -19,13 +19,12 @@ _POLYNOMIALS = (
 _PRODUCTS = 11
 
 
-def inverse_root(matrix: Array) -> Array:
+def newton_schulz(matrix: Array) -> Array:
     r"""About :math:`A^{-1/2}` of matrices [g, m, m], finite also where an eigenvalue is 0.
 
-    A is symmetric and positive semi-definite, or similar to such a matrix. If :math:`A = X^T X`,
-    then :math:`X A^{-1/2}` has singular values of 1. The iteration of Newton and Schulz,
-    :math:`X \leftarrow X p(X^T X)`, can do without X: A becomes p(A) A p(A), and the factors p(A)
-    are multiplied up.
+    A is symmetric and positive semi-definite. If :math:`A = X^T X`, then :math:`X A^{-1/2}` has
+    singular values of 1. The iteration of Newton and Schulz, :math:`X \leftarrow X p(X^T X)`, can
+    do without X: A becomes p(A) A p(A), and the factors p(A) are multiplied up.
     """
     size = _positive(_trace(matrix))
     matrix = matrix / size
@@ -40,8 +39,8 @@ def inverse_root(matrix: Array) -> Array:
     return root / jnp.sqrt(size * bound)
 
 
-def inverse_root_flops(size: int) -> float:
-    """Of `inverse_root` of one matrix."""
+def newton_schulz_flops(size: int) -> float:
+    """Of `newton_schulz` of one matrix."""
     return _PRODUCTS * 2.0 * size**3
 
 
