@@ -77,10 +77,8 @@ def uncorrelated(n: int, d: int, centred: bool, seed: int = 0) -> np.ndarray:
 
 
 def exact_inverse_root(matrix: Array) -> Array:
-    """A^-1/2 of matrices with real eigenvalues of at least 0, from these; 0 stays 0."""
-    values, vectors = jnp.linalg.eig(matrix)
-    values = jnp.real(values)
+    """A^-1/2 of positive semi-definite matrices, from their eigenvalues; 0 stays 0."""
+    values, vectors = jnp.linalg.eigh(matrix)
     positive = values > 1e-12 * jnp.max(values, axis=-1, keepdims=True)
     roots = jnp.where(positive, jnp.where(positive, values, 1) ** -0.5, 0)
-    scaled = vectors * roots[..., None, :].astype(vectors.dtype)
-    return jnp.real(scaled @ jnp.linalg.inv(vectors))
+    return (vectors * roots[..., None, :]) @ vectors.mT

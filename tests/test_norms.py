@@ -12,6 +12,7 @@ from explicit import exact_inverse_root, gram_of, make_neuron, matrix, theta_of
 
 import lnb
 from lnb._damping import Damping
+from lnb._inverse import Factor, Inverse
 from lnb._metric import Gram, Theta
 from lnb._norms import NORMS, Boosted, Norm, _together, orthogonal
 from lnb._orthogonalize import newton_schulz, newton_schulz_flops
@@ -188,6 +189,16 @@ def test_spectral_step_in_single_precision(d, o, condition):
     values = np.linalg.svd(lower.T @ np.asarray(direction.weight[0], float), compute_uv=False)
     assert values.min() > 0.75
     assert values.max() < 1.25
+
+
+@pytest.mark.parametrize(("norm", "kind"), [("spectral", Factor), ("neuron", Inverse)])
+def test_wide_layers_have_a_factor_where_it_is_needed(norm, kind):
+    params = {"wide": jnp.ones((3, 5)), "tall": jnp.ones((5, 2))}
+    loss_fn = lambda params, x: jnp.mean(jnp.tanh(x @ params["wide"]) @ params["tall"])
+    neurons = lnb.find_neurons(loss_fn, params, jnp.ones((7, 3)), metric="gram")
+    state: Any = lnb.scale_by_lnb(neurons, norm=norm).init(params)
+    assert type(state.solver["wide"].inverse) is kind
+    assert type(state.solver["tall"].inverse) is Inverse
 
 
 @pytest.mark.parametrize("root", [newton_schulz, exact_inverse_root])

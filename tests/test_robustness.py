@@ -23,6 +23,8 @@ from optimizers import (
 )
 
 import lnb
+from lnb._guard import SMALL, _all_finite
+from lnb._metric import Gram
 
 
 def run(name, params, state, steps: int, batch):
@@ -304,3 +306,18 @@ def test_weight_decay_needs_the_parameters():
     _, gradients, features = backprop()
     with pytest.raises(ValueError, match="params"):
         optimizer.update(gradients, optimizer.init(make_params()), features=features)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, 1e30])
+@pytest.mark.parametrize("where", ["large", "small", "gram"])
+def test_arrays_of_any_size_are_checked(where, bad):
+    """Small arrays are checked together, large ones each; of a gram it is the second moment."""
+    arrays = {"large": jnp.ones(SMALL), "small": jnp.ones(3), "gram": jnp.ones((1, 2, 2))}
+
+    def finite(arrays: dict[str, jax.Array]) -> bool:
+        features = {"neuron": Gram(arrays["gram"], None, jnp.float32(1))}
+        return bool(_all_finite(({k: arrays[k] for k in ("large", "small")}, features)))
+
+    assert finite(arrays)
+    broken = arrays[where].ravel().at[-1].set(bad).reshape(arrays[where].shape)
+    assert not finite({**arrays, where: broken})
