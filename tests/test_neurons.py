@@ -1,6 +1,7 @@
 """`Neurons` as a value: what it says of itself, and where it can be put."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -158,3 +159,20 @@ def test_labels():
     assert labels["first"]["w"] == labels["first"]["b"]
     claimed, unclaimed = labels["first"]["w"], labels["normed"]
     assert claimed != unclaimed
+
+
+def test_statistics_share_is_of_the_whole_network():
+    """A layer that narrows may take more than its share, as far as others leave it some."""
+    shape = jax.ShapeDtypeStruct
+
+    def loss_fn(params, x):
+        return jnp.mean(jnp.sin(jnp.sin(x @ params["widen"]) @ params["narrow"]))
+
+    params = {"widen": shape((100, 400), jnp.float32), "narrow": shape((400, 50), jnp.float32)}
+    batch = shape((1000, 100), jnp.float32)
+    # Of its own 6 n d o flops a layer's 2 n d^2, at every tenth step, are d / (30 o): 0.8 and 27%.
+    for share, narrow in [(math.inf, 1), (0.1, 1), (0.06, 2), (0.03, 4), (0.005, 5)]:
+        neurons = lnb.find_neurons(loss_fn, params, batch, statistics_share=share)
+        strides = {neuron.name: neuron.stride for neuron in neurons}
+        assert strides == {"widen": 1 if share > 0.005 else 2, "narrow": narrow}
+    assert lnb.find_neurons(loss_fn, params, batch)["narrow"].stride == 4  # the default is 0.03

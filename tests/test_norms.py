@@ -146,7 +146,7 @@ def test_spectral_step_stays_within_its_bounds(d, o, bias):
         x, part = dense_part(d=d, o=o, bias=bias, seed=seed)
         (direction,) = NORMS["spectral"]([part], 1e-2).directions
         values = np.linalg.svd(whitened_parts(x, direction)[0], compute_uv=False)
-        assert values.min() > 0.8
+        assert values.min() > 0.68
         assert values.max() < 1.2
 
 
@@ -155,11 +155,11 @@ def orthogonalized(x: jax.Array) -> np.ndarray:
 
 
 def test_bounds_of_the_inverse_root_over_its_range():
-    values = jnp.geomspace(4e-3, 1, 2000)
-    largest = (1 - values**4) ** 0.25  # so that the fourth powers add up to 1
+    values = jnp.geomspace(9e-3, 1, 2000)
+    largest = (1 - values**8) ** 0.125  # so that the eighth powers add up to 1
     moved = orthogonalized(jax.vmap(jnp.diag)(jnp.stack([values, largest], axis=1)))
     moved = np.diagonal(moved, axis1=1, axis2=2)[:-1]
-    assert np.all(moved > 0.8)
+    assert np.all(moved > 0.68)
     assert np.all(moved < 1.2)
 
 
@@ -169,7 +169,7 @@ def test_inverse_root_in_single_precision():
     values = np.concatenate([np.geomspace(0.01, 1, 20), np.zeros(20)])
     x = jnp.asarray(left * values @ right.T, jnp.float32)[None]
     moved = np.linalg.svd(orthogonalized(x)[0], compute_uv=False)
-    assert np.all((moved[:20] > 0.78) & (moved[:20] < 1.22))
+    assert np.all((moved[:20] > 0.66) & (moved[:20] < 1.22))
     assert np.all(moved[20:] < 1e-3)
 
 
@@ -187,8 +187,8 @@ def test_spectral_step_in_single_precision(d, o, condition):
     features = Gram(jnp.asarray(metric[None], jnp.float32), None, jnp.float32(1))
     (direction,) = NORMS["spectral"]([part_of(features, gradient)], 1e-2).directions
     values = np.linalg.svd(lower.T @ np.asarray(direction.weight[0], float), compute_uv=False)
-    assert values.min() > 0.75
-    assert values.max() < 1.25
+    assert values.min() > 0.65
+    assert values.max() < 1.22
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("spectral", Factor), ("neuron", Inverse)])
@@ -209,7 +209,7 @@ def test_roots_keep_rank_and_scale(root):
     np.testing.assert_allclose(result[0], result[1], rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(result[2], 0)
     values = np.linalg.svd(result[0])[1]
-    assert 0.8 < values[0] < 1.2
+    assert 0.68 < values[0] < 1.2
     np.testing.assert_allclose(values[1:], 0, atol=1e-9)
 
 

@@ -99,7 +99,7 @@ def test_features_of_those_whose_turn_it_is():
 def test_features_of_every_so_many_examples():
     """What the moments come from where they would cost too much; gradients are of all examples."""
     strides = {neuron.name: neuron.stride for neuron in THINNED}
-    assert strides == {"query": 2, "key": 2, "blocks": 4, "head": 9}
+    assert strides == {"query": 2, "key": 2, "blocks": 4, "head": 8}
     state = lnb.lnb(0.03, THINNED).init(PARAMS)
     value, gradients, features = lnb.backprop(loss_fn, THINNED, opt_state=state)(PARAMS, *BATCH)
     whole = jax.value_and_grad(loss_fn)(PARAMS, *BATCH)

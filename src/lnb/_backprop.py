@@ -19,7 +19,7 @@ from ._interpret import (
     trace_loss,
 )
 from ._metric import Features, Gram, MatrixFree, SiteMap
-from ._neurons import Neuron, Neurons, claim
+from ._neurons import Neuron, Neurons, claim, orientations
 from ._packed import is_packed, unpack
 
 Payloads = dict[int, dict[str, Any]]
@@ -212,10 +212,15 @@ def _assemble(neuron: Neuron, c: Claim, plans: Sequence[Plan], payloads: Payload
         total = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *totals)
         return Gram(total["second"], total.get("first"), n.astype(total["second"].dtype))
     sites = []
+    # A site that is only visited at times has features all the same.
+    sides = [] if any("count" in payload for payload in found) else orientations(c)
+    forms = {id(site): c for site in c.feeding} if c.has_gram else {}
+    forms |= {id(side.sites[0]): side for side in sides}
     for plan in plans:
-        feeding = c.has_gram and plan.site in c.feeding
-        arrangement = arrange(plan.site, c) if feeding else None
-        sites.append(SiteMap(make_program(plan.site), arrangement, _feature_slots(plan)))
+        form = forms.get(id(plan.site))
+        arrangement = None if form is None else arrange(plan.site, form)
+        layout = form.layout if form in sides else None
+        sites.append(SiteMap(make_program(plan.site), arrangement, _feature_slots(plan), layout))
     residuals = tuple({k: v for k, v in p.items() if k != "count"} for p in found)
     return MatrixFree(residuals, n, tuple(sites), c.layout, c.bias_layout)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 EVERY = 10  # steps from one turn of a neuron to the next, by default
 CG_PRODUCTS = 3  # with M, in two steps of conjugate gradients
+AFFORDABLE = 0.75  # of backpropagation, for orthogonal directions by default
 
 
 class Cost(NamedTuple):
@@ -40,7 +41,7 @@ def predict(neuron: Neuron, spectral: bool = False) -> Cost:
         return Cost(0.0, 0.0, 0.0, 0.0)
     blocks, inputs, outputs = _sizes(neuron)
     if not neuron.has_gram:
-        return Cost(0.0, 0.0, CG_PRODUCTS * 4.0 * neuron.n * blocks * inputs * outputs, 0.0)
+        return Cost(neuron.moment_flops, 0.0, CG_PRODUCTS * neuron.product_flops, 0.0)
     orthogonalize = orthogonalize_flops(neuron) if spectral else 0.0
     products = 2 if spectral and inputs < outputs else 1  # with L^-1 and L^-T, or with M^-1
     statistics = neuron.moment_flops / neuron.stride / EVERY
@@ -65,7 +66,7 @@ def orthogonalize_flops(neuron: Neuron) -> float:
 
 def is_orthogonalized(neuron: Neuron) -> bool:
     """Whether `norm="auto"` means `"spectral"` for a neuron: if that is affordable."""
-    return neuron.has_gram and orthogonalize_flops(neuron) <= backprop_flops(neuron)
+    return neuron.has_gram and orthogonalize_flops(neuron) <= AFFORDABLE * backprop_flops(neuron)
 
 
 def _sizes(neuron: Neuron) -> tuple[int, int, int]:

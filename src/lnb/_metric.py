@@ -59,6 +59,7 @@ class SiteMap:
     arrangement: Arrangement | None  # `None` where the weight has no matrix form, and where
     # another slice of it is fed the same
     features: tuple[str, ...]  # the residuals that are the features (of a scale, their product)
+    layout: Layout | None = None  # its own, of a weight used in two orientations
 
 
 @functools.partial(
@@ -92,8 +93,32 @@ class MatrixFree:
         return [
             (site.arrangement, [residuals[slot] for slot in site.features])
             for site, residuals in zip(self.sites, self.residuals, strict=True)
-            if site.arrangement is not None
+            if site.arrangement is not None and site.layout is None
         ]
+
+    def product(self, theta: Theta) -> Theta:
+        """J^T J theta."""
+        weight = self.layout.from_matrix(theta.weight)
+        sided = self._sided(
+            lambda layout, second: _times(second.astype(weight.dtype), layout.to_matrix(weight))
+        )
+        if sided is not None:
+            return Theta(sided, None)
+        _, jacobian = jax.linearize(self.outputs, jax.tree.map(jnp.zeros_like, theta))
+        return jax.linear_transpose(jacobian, theta)(jacobian(theta))[0]
+
+    def _sided(self, matrix: Callable[[Layout, Array], Array]) -> Array | None:
+        """A sum over the sites of a weight used in two orientations.
+
+        Each site's layout of the weight and sum of x x^T give a matrix in that layout. `None` where
+        products with the features are cheaper.
+        """
+        parts = []
+        for site, residuals in zip(self.sites, self.residuals, strict=True):
+            if site.arrangement is not None and site.layout is not None:
+                sums = site.arrangement.all_moments(*(residuals[slot] for slot in site.features))
+                parts.append(site.layout.from_matrix(matrix(site.layout, sums["second"])))
+        return self.layout.to_matrix(functools.reduce(jnp.add, parts)) if parts else None
 
     def squares(self) -> Array:
         """The sums of x * x for each element of the weight: the diagonal of J^T J.
@@ -101,6 +126,11 @@ class MatrixFree:
         Every output is a sum of features times elements, each element once; so with the features
         squared, what flows back from ones is the sum of squares.
         """
+        sided = self._sided(
+            lambda layout, second: jnp.repeat(_squares(second)[:, :, None], layout.outputs, 2)
+        )
+        if sided is not None:
+            return sided
         squared = [
             {k: v * v if jnp.issubdtype(v.dtype, jnp.inexact) else v for k, v in site.items()}
             for site in self.residuals
@@ -137,14 +167,8 @@ def product(features: Features, theta: Theta) -> Theta:
     """M theta, exactly."""
     share = _share(features.count, theta.weight.dtype)
     if isinstance(features, MatrixFree):
-        zeros = jax.tree.map(jnp.zeros_like, theta)
-        _, jacobian = jax.linearize(features.outputs, zeros)
-        (result,) = jax.linear_transpose(jacobian, theta)(jacobian(theta))
-        return jax.tree.map(lambda leaf: leaf * share, result)
-    second = features.matrix.astype(theta.weight.dtype)
-    if second.ndim == 2:  # a lookup
-        return Theta(second[:, :, None] * theta.weight * share, None)
-    weight = jnp.matmul(second, theta.weight, precision=HIGHEST)
+        return jax.tree.map(lambda leaf: leaf * share, features.product(theta))
+    weight = _times(features.matrix.astype(theta.weight.dtype), theta.weight)
     if theta.bias is None:
         return Theta(weight * share, None)
     assert features.first is not None
@@ -176,7 +200,7 @@ def moments(features: Features) -> Moments:
     """The means of x and x * x (its first is `None` for a lookup, or without a matrix form)."""
     if isinstance(features, Gram):
         second, first = features.second, features.first
-        square = second if second.ndim == 2 else diagonal(second)
+        square = _squares(second)
     else:
         total = _total(features, lambda arrangement, xs: arrangement.all_sums(*xs))
         total = {"square": features.squares()[:, :, 0]} if total is None else total
@@ -188,6 +212,17 @@ def moments(features: Features) -> Moments:
 def _total(features: MatrixFree, of: Callable[..., dict[str, Array]]) -> dict[str, Array] | None:
     parts = [of(arrangement, xs) for arrangement, xs in features.arranged()]
     return jax.tree.map(lambda *sums: functools.reduce(jnp.add, sums), *parts) if parts else None
+
+
+def _times(second: Array, weight: Array) -> Array:
+    """x x^T times a weight; of a lookup there is but the diagonal."""
+    if second.ndim == 2:
+        return second[:, :, None] * weight
+    return jnp.matmul(second, weight, precision=HIGHEST)
+
+
+def _squares(second: Array) -> Array:
+    return second if second.ndim == 2 else diagonal(second)
 
 
 def _share(n: Array, dtype: jnp.dtype) -> Array:

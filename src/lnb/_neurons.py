@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._cost import EVERY, backprop_flops
+from ._cost import CG_PRODUCTS, EVERY, backprop_flops
 from ._interpret import (
     Claim,
     Layout,
@@ -65,6 +66,7 @@ class Neuron:
     gram: str = dataclasses.field(default="", repr=False)  # the neuron whose M is also this one's
     stride: int = 1
     moment_flops: float = dataclasses.field(default=0.0, repr=False)  # of all positions
+    product_flops: float = dataclasses.field(default=0.0, repr=False)  # with M, without a gram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,7 @@ def find_neurons(
     has_aux: bool = False,
     metric: str = "auto",
     exclude: Exclude = None,
-    statistics_share: float = 0.02,
+    statistics_share: float = 0.03,
     **kwargs: Any,
 ) -> Neurons:
     """Finds the linear neurons of a network by following its parameters through the loss.
@@ -133,9 +135,10 @@ def find_neurons(
         features themselves, `"auto"` whichever is cheaper.
       exclude: parameters to leave unclaimed: a regular expression searched for in key paths, or a
         function of the key path.
-      statistics_share: what second moments may cost, as a share of the flops of backpropagation.
-        Where they would cost more, `backprop(..., opt_state=opt_state)` takes them from every
-        `Neuron.stride`-th example; `math.inf` is all examples.
+      statistics_share: what second moments may cost, as a share of the flops of backpropagation
+        through the whole network. Where they would cost more, `backprop(..., opt_state=opt_state)`
+        takes those that cost most from every `Neuron.stride`-th example; `math.inf` is all
+        examples.
       **kwargs: the other keyword arguments of `loss_fn`.
 
     Returns:
@@ -152,19 +155,15 @@ def find_neurons(
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {METRICS}, not {metric!r}.")
     if not statistics_share > 0:
-        raise ValueError(f"statistics_share should be positive, such as 0.02: {statistics_share}.")
+        raise ValueError(f"statistics_share should be positive, such as 0.03: {statistics_share}.")
     trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
     _, claims, unclaimed = claim(trace, exclude)
-    groups: dict[Any, list[Claim]] = {}
+    fed: dict[Any, list[Claim]] = {}
     for c in claims:
-        groups.setdefault(_sources(c), []).append(c)
-    neurons = {
-        id(c): neuron
-        for turn, group in enumerate(groups.values())
-        for c, neuron in zip(
-            group, _fed_alike(group, trace, metric, turn, statistics_share), strict=True
-        )
-    }
+        fed.setdefault(_sources(c), []).append(c)
+    groups = [_fed_alike(group, trace, metric, turn) for turn, group in enumerate(fed.values())]
+    share = _largest_share(groups, statistics_share)
+    neurons = {id(c): neuron for group in groups for c, neuron in group.thinned(share)}
     return Neurons(
         tuple(neurons[id(c)] for c in claims),
         tuple((trace.names[i], reason) for i, reason in sorted(unclaimed.items())),
@@ -201,34 +200,70 @@ def _sources(c: Claim) -> Any:
     return frozenset(site.fed_by for site in sites) if sites else id(c)
 
 
-def _fed_alike(
-    claims: list[Claim], trace: Trace, metric: str, turn: int, statistics_share: float
-) -> list[Neuron]:
-    """The neurons that some arrays feed. What they share is computed for all at once."""
-    neurons = [_neuron(c, trace, metric, turn) for c in claims]
-    grams = [c for c, neuron in zip(claims, neurons, strict=True) if neuron.metric == "gram"]
-    if not grams:
-        return neurons
-    arranged = [(site, arrange(site, c)) for c in grams for site in c.feeding]
-    # The moments' share of the flops, were they taken at all positions.
-    flops = max(neuron.moment_flops for neuron in neurons)
-    share = flops / EVERY / max(1.0, sum(map(backprop_flops, neurons)))
-    rows = min(int(neuron.n / (ROWS * neuron.layout.inputs)) for neuron in neurons)
-    stride = min(
-        math.ceil(share / statistics_share), rows, *(a.longest_stride() for _, a in arranged)
-    )
-    sharded = any(c.sharded for c in grams)
-    stride = 1 if sharded else max(1, stride)
-    first: dict[Any, str] = {}
-    return [
-        dataclasses.replace(
-            neuron,
-            stride=stride,
-            moment_flops=neuron.moment_flops / len(grams),
-            gram=first.setdefault(_moments(c, neuron), neuron.name),
-        )
-        for c, neuron in zip(claims, neurons, strict=True)
-    ]
+@dataclasses.dataclass(frozen=True)
+class _FedAlike:
+    """Neurons that are fed by the same arrays. What they share is computed for all at once."""
+
+    neurons: list[tuple[Claim, Neuron]]
+    longest: int  # the most that their stride may be
+
+    @functools.cached_property
+    def flops(self) -> float:
+        """Of their moments in one step, were they taken at all positions."""
+        grams = (neuron.moment_flops for _, neuron in self.neurons if neuron.metric == "gram")
+        return max(grams, default=0.0) / EVERY
+
+    @functools.cached_property
+    def backprop(self) -> float:
+        return max(1.0, sum(backprop_flops(neuron) for _, neuron in self.neurons))
+
+    def stride(self, share: float) -> int:
+        """That with which the moments take no more than a share of the neurons' own flops."""
+        return max(1, min(math.ceil(self.flops / self.backprop / share - 1e-6), self.longest))
+
+    def thinned(self, share: float) -> list[tuple[Claim, Neuron]]:
+        """The neurons with their stride, and each with its part of the moments' flops."""
+        grams = sum(neuron.metric == "gram" for _, neuron in self.neurons)
+        if not grams:
+            return self.neurons
+        first: dict[Any, str] = {}
+        return [
+            (
+                c,
+                dataclasses.replace(
+                    neuron,
+                    stride=self.stride(share),
+                    moment_flops=neuron.moment_flops / grams,
+                    gram=first.setdefault(_moments(c, neuron), neuron.name),
+                ),
+            )
+            for c, neuron in self.neurons
+        ]
+
+
+def _fed_alike(claims: list[Claim], trace: Trace, metric: str, turn: int) -> _FedAlike:
+    neurons = [(c, _neuron(c, trace, metric, turn)) for c in claims]
+    grams = [c for c, neuron in neurons if neuron.metric == "gram"]
+    if not grams or any(c.sharded for c in grams):
+        return _FedAlike(neurons, longest=1)
+    rows = min(int(neuron.n / (ROWS * neuron.layout.inputs)) for _, neuron in neurons)
+    strides = [arrange(site, c).longest_stride() for c in grams for site in c.feeding]
+    return _FedAlike(neurons, longest=min(rows, *strides))
+
+
+def _largest_share(groups: list[_FedAlike], share: float) -> float:
+    """What moments may take of their own neurons' flops, if all take `share` of all flops.
+
+    At least `share`; more, where others take less.
+    """
+    within = share * sum(group.backprop for group in groups)
+    possible = {
+        group.flops / group.backprop / stride
+        for group in groups
+        for stride in range(1, group.stride(share))
+    }
+    total = lambda share: sum(group.flops / group.stride(share) for group in groups)
+    return max((s for s in possible if total(s) <= within), default=share)
 
 
 def _moments(c: Claim, neuron: Neuron) -> Any:
@@ -239,7 +274,19 @@ def _moments(c: Claim, neuron: Neuron) -> Any:
     return c.bias is None, frozenset(sites)
 
 
+def orientations(c: Claim) -> list[Claim]:
+    """The sites of a weight used in two orientations, where a gram for each is the cheaper M.
+
+    That is, cheaper than the products of `lnb.CG` with the features themselves.
+    """
+    sides = c.orientations
+    features = sum(4.0 * side.n * _entries(side) for side in sides if side.kind != "lookup")
+    grams = sum(_moment_flops(side) + CG_PRODUCTS * _product_flops(side) for side in sides)
+    return sides if grams < CG_PRODUCTS * features else []
+
+
 def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
+    sides = orientations(c)
     return Neuron(
         name=trace.names[c.weight] + c.suffix,
         weight=trace.names[c.weight],
@@ -255,12 +302,25 @@ def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
         has_gram=c.has_gram,
         turn=turn,
         gram=trace.names[c.weight] + c.suffix,
-        moment_flops=sum(_moment_flops(site, c) for site in c.feeding) if c.has_gram else 0.0,
+        moment_flops=sum(map(_moment_flops, [c] if c.has_gram else sides)),
+        product_flops=sum(map(_product_flops, sides)) or 4.0 * c.n * _entries(c),
     )
 
 
-def _moment_flops(site: Any, c: Claim) -> float:
-    return arrange(site, c).flops(site.features[0].aval.shape) * math.prod(site.loops)
+def _moment_flops(c: Claim) -> float:
+    return sum(
+        arrange(site, c).flops(site.features[0].aval.shape) * math.prod(site.loops)
+        for site in c.feeding
+    )
+
+
+def _product_flops(c: Claim) -> float:
+    """Of a product with its gram."""
+    return _entries(c) * (1.0 if c.kind in {"lookup", "scale"} else 2.0 * c.layout.inputs)
+
+
+def _entries(c: Claim) -> int:
+    return c.layout.blocks * c.layout.inputs * c.layout.outputs
 
 
 def _choose(c: Claim, metric: str) -> str:

@@ -67,8 +67,8 @@ def scale_by_lnb(
       norm: which trust region a step is measured in. `"network"`: one for all; `"neuron"`: one for
         each neuron, and for each parameter of none; `"spectral"`: one each, in the operator norm
         of the change, for neurons whose metric the solver inverts; `"auto"`: as `"spectral"`,
-        but a neuron for which that would take more flops than backpropagation keeps its direction
-        and gets the length that it would have.
+        but a neuron for which that would take more than three quarters of backpropagation's flops
+        keeps its direction and gets the length that it would have.
       damping: :math:`\gamma`, not added for biases.
       relative_damping: whether damping is a multiple of the mean variance of a neuron's features
         (without a bias: of their mean power).

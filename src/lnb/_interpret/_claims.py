@@ -39,6 +39,8 @@ class Claim:
     suffix: str = ""  # tells slices of one weight apart
     order: Order = dataclasses.field(default_factory=lambda: ([], [], []))
     fed_alike: bool = False  # slices of the weight, all fed by the first site's features
+    orientations: list[Claim] = dataclasses.field(default_factory=list)  # without a gram: its sites
+    # as neurons of their own, where each has a matrix form; M is the sum of theirs
 
     @property
     def feeding(self) -> list[Site]:
@@ -127,8 +129,8 @@ def _weight_claims(
     biases: dict[int, int],
 ) -> list[Claim]:
     bias = next((b for b, w in biases.items() if w == weight), None)
-    tangled = [_tangled(weight, bias, sites, shapes)]
     atoms = _axes.flatten(lineage.axes[weight])
+    tangled = [_tangled(weight, bias, sites, atoms, shapes)]
     groups: dict[tuple, list[Site]] = {}
     for site in sites:
         groups.setdefault(cut_key(site.view.cuts), []).append(site)
@@ -181,6 +183,7 @@ def _tangled(
     weight: int,
     bias: int | None,
     sites: list[Site],
+    atoms: list[Atom],
     shapes: Sequence[tuple[int, ...]],
 ) -> Claim:
     """A weight used in two orientations, or through views with no matrix form."""
@@ -205,7 +208,21 @@ def _tangled(
         d_out=d_out,
         n=math.ceil(n),
         has_gram=False,
+        orientations=[] if bias is not None else _orientations(weight, sites, atoms, shapes),
     )
+
+
+def _orientations(
+    weight: int, sites: list[Site], atoms: list[Atom], shapes: Sequence[tuple[int, ...]]
+) -> list[Claim]:
+    claims = []
+    for site in sites:
+        found = weight_layout(atoms, [site], shapes[weight])
+        if found is None:
+            return []
+        layout, order = found
+        claims.append(_canonical(weight, None, [site], layout, None, order, ""))
+    return claims
 
 
 # -- slices of one weight -----------------------------------------------------------------------
