@@ -175,4 +175,4 @@ def test_statistics_share_is_of_the_whole_network():
         neurons = lnb.find_neurons(loss_fn, params, batch, statistics_share=share)
         strides = {neuron.name: neuron.stride for neuron in neurons}
         assert strides == {"widen": 1 if share > 0.005 else 2, "narrow": narrow}
-    assert lnb.find_neurons(loss_fn, params, batch)["narrow"].stride == 4  # the default is 0.03
+    assert lnb.find_neurons(loss_fn, params, batch)["narrow"].stride == 5  # the default is 0.025

@@ -18,6 +18,7 @@ from ._interpret import (
     make_program,
     trace_loss,
 )
+from ._kernels import dot
 from ._metric import Features, Gram, MatrixFree, SiteMap
 from ._neurons import Neuron, Neurons, claim, orientations
 from ._packed import is_packed, unpack
@@ -140,7 +141,7 @@ class _Program:
             for neuron, c in self.pairs
             for plan in self.plans[neuron.name]
         }
-        return lambda plan: jnp.isfinite(jnp.sum(weights[plan.index] ** 2))
+        return lambda plan: jnp.isfinite(dot(weights[plan.index], weights[plan.index]))
 
     def features(self, payloads: Payloads) -> dict[str, Features]:
         return {

@@ -1,11 +1,13 @@
 """Damping: what is added to the metric's diagonal, biases excluded."""
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from ._kernels import total
 from ._metric import Moments, Theta, product
 from ._neurons import Neuron
 
@@ -15,7 +17,9 @@ def block_mean(neuron: Neuron, diagonal: Array) -> Array:
 
     These are the inputs of a block. A scale has one input a block, so there all blocks count.
     """
-    return jnp.mean(diagonal, (0, 1) if neuron.kind == "scale" else 1, keepdims=True)
+    axes = (0, 1) if neuron.kind == "scale" else (1,)
+    mean = total(diagonal, axes) / math.prod(diagonal.shape[i] for i in axes)
+    return jnp.expand_dims(mean, axes)
 
 
 class Damping(NamedTuple):

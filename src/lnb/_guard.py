@@ -9,9 +9,8 @@ import optax
 from jax import Array
 
 from ._interpret import is_parameter
+from ._kernels import dot, finite_or_zero
 from ._metric import Gram, empty_unless
-
-SMALL = 4096  # entries of an array that is not worth a sum of its own
 
 
 class GuardState(NamedTuple):
@@ -61,7 +60,7 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
             finite=finite,
             **extra_args,
         )
-        new = jax.tree.map(lambda x: jnp.where(finite, x, 0), new)
+        new = jax.tree.map(lambda x: finite.astype(x.dtype) * finite_or_zero(x), new)
         scalar = lambda new, old: jnp.where(finite, new, old) if jnp.ndim(new) == 0 else new
         inner_state = jax.tree.map(scalar, inner_state, state.inner_state)
         taken = finite.astype(jnp.int32)
@@ -86,15 +85,10 @@ def _all_finite(tree: Any) -> Array:
 
     Inside a jitted step this becomes a chain of scalars, which compiles in no time. An array of
     them, or a selection between old and new state, took XLA a minute for a small transformer.
-    Small arrays are summed as one, as each sum of fewer than some thousand numbers takes a kernel.
     """
     is_gram = lambda node: isinstance(node, Gram)
     # The sum of x is finite if that of x x^T is.
     tree = jax.tree.map(lambda x: x.second if is_gram(x) else x, tree, is_leaf=is_gram)
     leaves = [x for x in jax.tree.leaves(at_least_float32(tree)) if is_parameter(x)]
-    large, small = [], {}
-    for x in leaves:
-        (large if x.size >= SMALL else small.setdefault(x.dtype, [])).append(x)
-    together = [jnp.concatenate([x.ravel() for x in group]) for group in small.values()]
-    finite = (jnp.isfinite(jnp.sum(x * x)) for x in [*large, *together])
+    finite = (jnp.isfinite(dot(x, x)) for x in leaves)
     return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))

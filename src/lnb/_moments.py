@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from ._damping import Damping, block_mean
 from ._inverse import Inverse
+from ._kernels import blend, mix
 from ._metric import Moments
 from ._neurons import Neuron
 
@@ -35,26 +36,13 @@ class Average(NamedTuple):
         return (1 - decay) / (decay * self.mass + 1 - decay)
 
     def absorb(self, value: Any, decay: ArrayLike, seen: ArrayLike = True) -> "Average":
-        """The average with one more value; unchanged where `seen` is false, whatever the value.
-
-        A value not seen gets no weight; selecting arrays by a scalar would double the code that
-        LLVM makes of it.
-        """
+        """The average with one more value; unchanged where `seen` is false, whatever the value."""
         rate = jnp.where(seen, self.rate(decay), 0)
-
-        def mix(old: Array, new: Array) -> Array:
-            weight = rate.astype(old.dtype)
-            new = new.astype(old.dtype)
-            return (1 - weight) * old + weight * (new if seen is True else _finite(new))
-
+        weigh = mix if seen is True else blend
+        value = jax.tree.map(lambda old, new: weigh(rate, new, old), self.value, value)
         decay = jnp.asarray(decay, self.mass.dtype)
         mass = jnp.where(seen, decay * self.mass + 1 - decay, self.mass)
-        return Average(mass, jax.tree.map(mix, self.value, value))
-
-
-def _finite(x: Array) -> Array:
-    """Zero for what is not: no weight times NaN is NaN."""
-    return jnp.where(jnp.isfinite(x), x, 0)
+        return Average(mass, value)
 
 
 def preconditioner(

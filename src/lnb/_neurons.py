@@ -117,7 +117,7 @@ def find_neurons(
     has_aux: bool = False,
     metric: str = "auto",
     exclude: Exclude = None,
-    statistics_share: float = 0.03,
+    statistics_share: float = 0.025,
     **kwargs: Any,
 ) -> Neurons:
     """Finds the linear neurons of a network by following its parameters through the loss.
@@ -155,7 +155,7 @@ def find_neurons(
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {METRICS}, not {metric!r}.")
     if not statistics_share > 0:
-        raise ValueError(f"statistics_share should be positive, such as 0.03: {statistics_share}.")
+        raise ValueError(f"statistics_share should be positive, such as 0.025: {statistics_share}.")
     trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
     _, claims, unclaimed = claim(trace, exclude)
     fed: dict[Any, list[Claim]] = {}

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from ._cost import is_orthogonalized
 from ._inverse import Factor, Inverse
+from ._kernels import dot
 from ._metric import Theta
 from ._neurons import Neuron
 from ._orthogonalize import newton_schulz
@@ -53,7 +54,7 @@ class Boosted:
         if isinstance(self.inverse, Factor):
             whitened = Theta(self.pair[0], self.gradient.bias)
             return optax.tree.norm(whitened).astype(jnp.result_type(float))
-        z = jnp.real(optax.tree.vdot(self.direction, self.gradient))
+        z = jnp.real(sum(jax.tree.leaves(jax.tree.map(dot, self.direction, self.gradient))))
         return jnp.sqrt(jnp.maximum(z, 0)).astype(jnp.result_type(float))
 
 

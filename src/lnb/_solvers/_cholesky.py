@@ -10,6 +10,7 @@ from jax import Array, lax
 from .._cost import EVERY
 from .._damping import Damping
 from .._inverse import Factor, Inverse, inverse_root, invert
+from .._kernels import blend, total
 from .._metric import Theta, count
 from .._neurons import Neuron
 from ._cg import CG
@@ -112,6 +113,6 @@ def _keep_finite(new: Inverse, old: Inverse) -> Inverse:
     Each entry of a diagonal is a block of its own.
     """
     diagonal = new.matrix.ndim == 2
-    finite = jnp.isfinite(new.matrix if diagonal else jnp.sum(new.matrix, (1, 2))[:, None])
+    finite = jnp.isfinite(new.matrix if diagonal else total(new.matrix, (1, 2))[:, None])
     good = lambda x: finite if x.ndim == 2 else finite[..., None]
-    return jax.tree.map(lambda new, old: jnp.where(good(new), new, old), new, old)
+    return jax.tree.map(lambda new, old: blend(good(new), new, old), new, old)

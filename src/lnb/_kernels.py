@@ -1,0 +1,45 @@
+"""Arithmetic in forms that XLA compiles fast.
+
+On a CPU a step takes as long to compile as LLVM has code to optimise for it. Two things are worth
+a detour. To select whole arrays by a scalar makes LLVM write every loop twice; a weight of 0 or 1
+does not. A sum of fewer than some thousand numbers becomes a tree of unrolled loops, at 60 ms each;
+larger ones are left to a library, with no code at all.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+LARGE = 8192  # numbers whose sum is left to a library, also if XLA takes it in two parts
+
+
+def mix(weight: Array, new: Array, old: Array) -> Array:
+    """The mean of two arrays, in the dtype of the old."""
+    weight = weight.astype(old.dtype)
+    return (1 - weight) * old + weight * new.astype(old.dtype)
+
+
+def blend(weight: Array, new: Array, old: Array) -> Array:
+    """The same, where new entries that are not finite count as 0: no weight times NaN is NaN."""
+    return mix(weight, finite_or_zero(new), old)
+
+
+def finite_or_zero(x: Array) -> Array:
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def total(x: Array, axes: tuple[int, ...] | None = None) -> Array:
+    """The sum over some axes or all.
+
+    Small arrays get zeros added, along an axis of their own: that one is never sharded.
+    """
+    axes = tuple(range(x.ndim)) if axes is None else axes
+    if 0 < x.size < LARGE:
+        x = jnp.pad(x[..., None], [*[(0, 0)] * x.ndim, (0, LARGE // x.size)])
+        axes = (*axes, x.ndim - 1)
+    return jnp.sum(x, axes)
+
+
+def dot(left: Array, right: Array) -> Array:
+    """The inner product of two arrays; of large ones by rows first, in one call of a library."""
+    products = jnp.conj(left) * right
+    return total(jnp.sum(products, -1) if left.size >= LARGE else products)
