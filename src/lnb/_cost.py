@@ -43,7 +43,7 @@ def predict(neuron: Neuron, spectral: bool = False) -> Cost:
     if not neuron.has_gram:
         return Cost(neuron.moment_flops, 0.0, CG_PRODUCTS * neuron.product_flops, 0.0)
     orthogonalize = orthogonalize_flops(neuron) if spectral else 0.0
-    products = 2 if spectral and inputs < outputs else 1  # with L^-1 and L^-T, or with M^-1
+    products = 2 if spectral and is_wide(neuron) else 1  # with L^-1 and L^-T, or with M^-1
     statistics = neuron.moment_flops / neuron.stride / EVERY
     if neuron.kind in {"lookup", "scale"}:
         return Cost(statistics, 0.0, products * blocks * inputs * outputs, orthogonalize)
@@ -67,6 +67,11 @@ def orthogonalize_flops(neuron: Neuron) -> float:
 def is_orthogonalized(neuron: Neuron) -> bool:
     """Whether `norm="auto"` means `"spectral"` for a neuron: if that is affordable."""
     return neuron.has_gram and orthogonalize_flops(neuron) <= AFFORDABLE * backprop_flops(neuron)
+
+
+def is_wide(neuron: Neuron) -> bool:
+    """Whether its gradient has more columns than rows."""
+    return neuron.layout.inputs < neuron.layout.outputs
 
 
 def _sizes(neuron: Neuron) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._metric import Theta
-from ._packed import WHOLE, Halves, from_blocks
+from ._packed import WHOLE, Halves, from_blocks, whole
 
 LEAF = 640  # the largest matrix that is factorised as a whole
 TOGETHER = 2**20  # entries of a batch of matrices that are inverted at once, not one by one
@@ -89,7 +89,9 @@ def invert(metric: Array | Halves) -> Array:
 
     def inverse(metric: Halves) -> Array:
         a, b, d = metric
-        first = _square(_root(_whole(a).mT))
+        # LAPACK reads by columns: to it, a whole matrix is its own transpose. Of a triangle XLA
+        # would make a transposed copy, and transpose the packed matrix to and fro at every step.
+        first = _square(_root(whole(a).mT))
         e = _matmul(b, first)
         second = _square(_root((d - _matmul(e, b.mT)).mT))
         corner = -_matmul(second, e)
@@ -107,7 +109,7 @@ def inverse_root(metric: Array | Halves) -> Array:
       \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
     """
     if isinstance(metric, Halves):
-        return _one_by_one(lambda x: _root_by_halves(_whole(x.a).mT, x.b, x.d.mT), metric)
+        return _one_by_one(lambda x: _root_by_halves(whole(x.a).mT, x.b, x.d.mT), metric)
     if metric.ndim == 2:
         return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
     return _one_by_one(lambda x: _root(x.mT), metric)
@@ -125,15 +127,6 @@ def _one_by_one(function: Callable[[Any], Array], metric: Any) -> Array:
     if len(leaves[0]) == 1 or sum(leaf.size for leaf in leaves) <= TOGETHER:
         return function(metric)
     return lax.map(lambda x: function(jax.tree.map(lambda leaf: leaf[None], x))[0], metric)
-
-
-def _whole(lower: Array) -> Array:
-    """Symmetric matrices from their lower triangle.
-
-    LAPACK reads by columns: to it, these are their own transposes. Of a triangle alone XLA would
-    make a transposed copy, and have the packed matrix transposed to and fro at every step.
-    """
-    return jnp.tril(lower) + jnp.tril(lower, -1).mT
 
 
 def _root(metric: Array) -> Array:

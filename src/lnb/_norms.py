@@ -12,7 +12,7 @@ import optax
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ._cost import is_orthogonalized
+from ._cost import is_orthogonalized, is_wide
 from ._inverse import Factor, Inverse
 from ._kernels import dot
 from ._metric import Theta
@@ -94,7 +94,7 @@ class Norm(NamedTuple):
         The small product of h and g is not symmetric there; where M is ill-conditioned, single
         precision does not suffice for its root.
         """
-        return self.orthogonalizes(neuron) and neuron.layout.inputs < neuron.layout.outputs
+        return self.orthogonalizes(neuron) and is_wide(neuron)
 
     def __call__(self, parts: Sequence[Boosted], min_norm: ArrayLike) -> Step:
         norms = [part.norm for part in parts]

@@ -60,8 +60,12 @@ def unpack(matrix: Array) -> Array:
     if not is_packed(matrix):
         return matrix
     a, b, d = halves(matrix)
-    a, d = jnp.tril(a) + jnp.tril(a, -1).mT, jnp.triu(d) + jnp.triu(d, 1).mT
-    return from_blocks(a, b.mT, b, d)
+    return from_blocks(whole(a), b.mT, b, whole(d.mT))
+
+
+def whole(lower: Array) -> Array:
+    """Symmetric matrices from their lower triangle."""
+    return jnp.tril(lower) + jnp.tril(lower, -1).mT
 
 
 def from_blocks(a: Array, b: Array, c: Array, d: Array) -> Array:
