@@ -33,9 +33,11 @@ def flops(contender: Plain | Boosted, workload: Workload, program: Any = None) -
         workload = workload._replace(loss_fn=workload.counted)
     args = (workload.params, state, *workload.args)
     total = 0.0
-    for part, step in contender.counted_steps(workload):
-        with patch("jax.lax.map", _unrolled):
+    with patch("jax.lax.map", _unrolled):
+        jax.clear_caches()  # of what was traced with loops
+        for part, step in contender.counted_steps(workload):
             total += part * _program_flops(compiled(step, args))
+    jax.clear_caches()
     return total
 
 
@@ -57,6 +59,20 @@ def peak_bytes(program: Any) -> int:
         - sizes.alias_size_in_bytes
         + sizes.temp_size_in_bytes
     )
+
+
+def kernels(program: Any) -> int:
+    """How many different pieces of code XLA has generated, which is what takes it time."""
+    text = re.sub(r", metadata=\{.*?\}", "", program.as_text())
+    generated = set(re.findall(r"kind=k(?:Loop|Input|Output), calls=%([\w.-]+)", text))
+    bodies = re.findall(r"^%([\w.-]+) \(.*?\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE)
+    return len({_anonymous(body) for name, body in bodies if name in generated})
+
+
+def _anonymous(body: str) -> str:
+    """Code with names by the order in which they come."""
+    names: dict[str, str] = {}
+    return re.sub(r"%[\w.-]+", lambda m: names.setdefault(m[0], f"%{len(names)}"), body)
 
 
 def compiled(step: Callable, args: tuple[Any, ...]) -> Any:

@@ -50,7 +50,7 @@ def test_preconditioner_inverts_a_metric_of_uncorrelated_features(bias):
     x = uncorrelated(50, 4, centred=bias)
     neuron, gradient = make_neuron(), theta_of(4, 3, bias)
     batch = moments(gram_of(x, bias))
-    inverse = preconditioner(neuron, batch, bias, shrinkage=0.0, damping=NO_DAMPING)
+    inverse = preconditioner(neuron.kind, batch, bias, shrinkage=0.0, damping=NO_DAMPING)
     expected = np.linalg.solve(explicit_metric(x, bias), matrix(gradient))
     np.testing.assert_allclose(matrix(inverse.solve(gradient)), expected, rtol=1e-9)
 
@@ -62,7 +62,7 @@ def test_preconditioner_shrinks_variances_towards_their_mean(bias):
     expected = 0.9 * variance + 0.1 * variance.mean()
     expected = expected if bias else expected + mean**2
     batch = Moments(jnp.asarray(mean), jnp.asarray(square))
-    inverse = preconditioner(make_neuron(), batch, bias, shrinkage=0.1, damping=NO_DAMPING)
+    inverse = preconditioner("dense", batch, bias, shrinkage=0.1, damping=NO_DAMPING)
     np.testing.assert_allclose(1 / inverse.matrix, expected, rtol=1e-12)
     assert (inverse.mean is not None) == bias
 
@@ -70,27 +70,27 @@ def test_preconditioner_shrinks_variances_towards_their_mean(bias):
 def test_preconditioner_of_a_dead_neuron_is_the_identity():
     dead = Moments(jnp.zeros((1, 3)), jnp.zeros((1, 3)))
     gradient = theta_of(3, 2, bias=True)
-    inverse = preconditioner(make_neuron(), dead, True, 0.1, Damping(0.1))
+    inverse = preconditioner("dense", dead, True, 0.1, Damping(0.1))
     np.testing.assert_array_equal(matrix(inverse.solve(gradient)), matrix(gradient))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_relative_damping_is_relative_to_variance_or_power(bias):
     x = np.random.default_rng(0).normal(size=(2, 30, 4)) * np.array([1, 10]).reshape(2, 1, 1) + 3
-    gamma = Damping(0.1).gamma(make_neuron(), moments(gram_of(x, True)), bias)
+    gamma = Damping(0.1).gamma("dense", moments(gram_of(x, True)), bias)
     power = (x**2).mean(1) - (x.mean(1) ** 2 if bias else 0)
     np.testing.assert_allclose(gamma, 0.1 * power.mean(1, keepdims=True), rtol=1e-10)
 
 
 def test_relative_damping_is_one_for_all_blocks_of_a_scale():
     x = np.random.default_rng(0).normal(size=(5, 30, 1)) * np.arange(1, 6).reshape(5, 1, 1)
-    gamma = Damping(0.1).gamma(make_neuron("scale"), moments(gram_of(x, True)), True)
+    gamma = Damping(0.1).gamma("scale", moments(gram_of(x, True)), True)
     np.testing.assert_allclose(gamma, [[0.1 * x.var(1).mean()]], rtol=1e-10)
 
 
 def test_absolute_damping_is_the_number_itself():
     x = np.random.default_rng(0).normal(size=(2, 30, 4))
-    gamma = Damping(0.1, relative=False).gamma(make_neuron(), moments(gram_of(x, True)), True)
+    gamma = Damping(0.1, relative=False).gamma("dense", moments(gram_of(x, True)), True)
     np.testing.assert_allclose(gamma, np.full((2, 1), 0.1), rtol=1e-10)
 
 

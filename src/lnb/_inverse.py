@@ -47,7 +47,9 @@ class Inverse(NamedTuple):
         """A change for centred features as one for features that are not."""
         if theta.bias is None or self.mean is None:
             return theta
-        shift = _matmul(self.mean[:, None, :], theta.weight)[:, 0, :]
+        # XLA would make a matrix of means for this and for `centre`.
+        mean = lax.optimization_barrier(self.mean)
+        shift = jnp.sum(mean[:, :, None] * theta.weight, 1)
         return theta._replace(bias=theta.bias - shift)
 
 
@@ -85,17 +87,18 @@ def invert(metric: Array | Halves) -> Array:
     if not isinstance(metric, Halves):
         if metric.ndim == 2:
             return 1 / jnp.where(metric > 0, metric, jnp.nan)
-        return _one_by_one(lambda x: _square(_root(x.mT)), metric)
+        return _one_by_one(lambda x: _square(_root(x.T)), metric)
 
     def inverse(metric: Halves) -> Array:
         a, b, d = metric
         # LAPACK reads by columns: to it, a whole matrix is its own transpose. Of a triangle XLA
         # would make a transposed copy, and transpose the packed matrix to and fro at every step.
-        first = _square(_root(whole(a).mT))
+        first = _square(_root(whole(a).T))
         e = _matmul(b, first)
-        second = _square(_root((d - _matmul(e, b.mT)).mT))
-        corner = -_matmul(second, e)
-        return from_blocks(first - _matmul(e.mT, corner), corner.mT, corner, second)
+        second = _square(_root((d - _matmul(e, b.T)).T))
+        corner = _matmul(second, e)
+        parts = first + _matmul(e.T, corner), -corner.T, -corner, second
+        return _nan_unless_finite(second, corner) * from_blocks(*parts)
 
     return _one_by_one(inverse, metric)
 
@@ -109,10 +112,10 @@ def inverse_root(metric: Array | Halves) -> Array:
       \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
     """
     if isinstance(metric, Halves):
-        return _one_by_one(lambda x: _root_by_halves(whole(x.a).mT, x.b, x.d.mT), metric)
+        return _one_by_one(lambda x: _root_by_halves(whole(x.a).T, x.b, x.d.T), metric)
     if metric.ndim == 2:
         return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
-    return _one_by_one(lambda x: _root(x.mT), metric)
+    return _one_by_one(lambda x: _root(x.T), metric)
 
 
 def invert_flops(size: int) -> float:
@@ -122,36 +125,46 @@ def invert_flops(size: int) -> float:
 
 
 def _one_by_one(function: Callable[[Any], Array], metric: Any) -> Array:
-    """A function of a batch of matrices; of a large one, in little memory."""
+    """A function of a matrix, for a batch of them; for a large one, in little memory.
+
+    To XLA a product of single matrices is also one with a transpose; of a batch it makes a copy.
+    """
     leaves = jax.tree.leaves(metric)
-    if len(leaves[0]) == 1 or sum(leaf.size for leaf in leaves) <= TOGETHER:
-        return function(metric)
-    return lax.map(lambda x: function(jax.tree.map(lambda leaf: leaf[None], x))[0], metric)
+    if len(leaves[0]) == 1:
+        return function(jax.tree.map(lambda leaf: leaf[0], metric))[None]
+    if sum(leaf.size for leaf in leaves) <= TOGETHER:
+        return jax.vmap(function)(metric)
+    return lax.map(function, metric)
 
 
 def _root(metric: Array) -> Array:
-    """The inverse root of symmetric matrices of which the lower triangle counts."""
+    """The inverse root of a symmetric matrix of which the lower triangle counts."""
     size = metric.shape[-1]
     if size > LEAF:
         half = size // 2
-        parts = metric[:, :half, :half], metric[:, half:, :half], metric[:, half:, half:]
-        return _root_by_halves(*parts)
-    identity = jnp.broadcast_to(jnp.eye(size, dtype=metric.dtype), metric.shape)
+        return _root_by_halves(metric[:half, :half], metric[half:, :half], metric[half:, half:])
+    identity = jnp.eye(size, dtype=metric.dtype)
     lower = lax.linalg.cholesky(metric, symmetrize_input=False)
     return lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
 
 
 def _root_by_halves(a: Array, b: Array, d: Array) -> Array:
     first = _root(a)
-    e = _matmul(b, first.mT)
-    second = _root(d - _matmul(e, e.mT))
-    corner = -_matmul(second, _matmul(e, first))
-    return from_blocks(first, jnp.zeros_like(b.mT), corner, second)
+    e = _matmul(b, first.T)
+    second = _root(d - _matmul(e, e.T))
+    corner = _matmul(second, _matmul(e, first))
+    parts = first, jnp.zeros_like(b.T), -corner, second
+    return _nan_unless_finite(second, corner) * from_blocks(*parts)
+
+
+def _nan_unless_finite(*parts: Array) -> Array:
+    """1, or NaN: of an inverse, also where its first half succeeded and the second did not."""
+    return jnp.where(jnp.isfinite(sum(map(jnp.sum, parts))), 1, jnp.nan)
 
 
 def _square(root: Array) -> Array:
     """C^-T C^-1: a product, where a second triangular solve would keep one core busy."""
-    return _matmul(root.mT, root)
+    return _matmul(root.T, root)
 
 
 def _multiply(matrix: Array, weight: Array) -> Array:

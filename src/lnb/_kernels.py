@@ -3,21 +3,27 @@
 On a CPU a step takes as long to compile as LLVM has code to optimise for it. Two things are worth
 a detour. To select whole arrays by a scalar makes LLVM write every loop twice; a weight of 0 or 1
 does not. A sum of fewer than some thousand numbers becomes a tree of unrolled loops, at 60 ms each;
-larger ones are left to a library, with no code at all.
+larger ones are left to a library, with no code at all. What is jitted here is traced once for
+all parameters of one shape.
 """
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-LARGE = 8192  # numbers whose sum is left to a library, also if XLA takes it in two parts
+LARGE = 4096  # numbers whose sum is left to a library
 
 
+@jax.jit
 def mix(weight: Array, new: Array, old: Array) -> Array:
     """The mean of two arrays, in the dtype of the old."""
     weight = weight.astype(old.dtype)
     return (1 - weight) * old + weight * new.astype(old.dtype)
 
 
+@jax.jit
 def blend(weight: Array, new: Array, old: Array) -> Array:
     """The same, where new entries that are not finite count as 0: no weight times NaN is NaN."""
     return mix(weight, finite_or_zero(new), old)
@@ -27,6 +33,7 @@ def finite_or_zero(x: Array) -> Array:
     return jnp.where(jnp.isfinite(x), x, 0)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def total(x: Array, axes: tuple[int, ...] | None = None) -> Array:
     """The sum over some axes or all.
 
@@ -39,7 +46,7 @@ def total(x: Array, axes: tuple[int, ...] | None = None) -> Array:
     return jnp.sum(x, axes)
 
 
+@jax.jit
 def dot(left: Array, right: Array) -> Array:
-    """The inner product of two arrays; of large ones by rows first, in one call of a library."""
-    products = jnp.conj(left) * right
-    return total(jnp.sum(products, -1) if left.size >= LARGE else products)
+    """The inner product of two arrays."""
+    return total(jnp.conj(left) * right)

@@ -12,7 +12,6 @@ from ._damping import Damping, block_mean
 from ._inverse import Inverse
 from ._kernels import blend, mix
 from ._metric import Moments
-from ._neurons import Neuron
 
 
 class Average(NamedTuple):
@@ -46,7 +45,7 @@ class Average(NamedTuple):
 
 
 def preconditioner(
-    neuron: Neuron, moments: Moments, bias: bool, shrinkage: float, damping: Damping
+    kind: str, moments: Moments, bias: bool, shrinkage: float, damping: Damping
 ) -> Inverse:
     r"""The paper's preconditioner P, as the inverse of a metric (section "Online Learning").
 
@@ -55,7 +54,7 @@ def preconditioner(
     variances are first shrunk towards their mean.
 
     Args:
-      neuron: the neuron.
+      kind: the kind of neuron.
       moments: running means of x and x * x; `first` may be None, which reads as zero.
       bias: whether the neuron has a bias.
       shrinkage: 0 keeps every input's own variance, 1 gives all inputs their mean.
@@ -66,9 +65,9 @@ def preconditioner(
     """
     mean = jnp.zeros_like(moments.square) if moments.first is None else moments.first
     variance = jnp.maximum(moments.square - mean**2, 0)
-    diagonal = (1 - shrinkage) * variance + shrinkage * block_mean(neuron, variance)
+    diagonal = (1 - shrinkage) * variance + shrinkage * block_mean(kind, variance)
     if not bias:
         diagonal = diagonal + mean**2
-    diagonal = diagonal + damping.gamma(neuron, moments, bias)
+    diagonal = diagonal + damping.gamma(kind, moments, bias)
     # Only an input that is dead together with its whole block has no variance left: leave it alone.
     return Inverse(mean if bias else None, 1 / jnp.where(diagonal > 0, diagonal, 1))

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -30,7 +29,8 @@ class Boosted:
       gradient: g.
       direction: h, with M h = g.
       rank: how many singular values h has as a linear map.
-      inverse: that of M, if the direction is to be orthogonalized and the solver has it; a factor
+      inverse: that of M, if the solver has it.
+      orthogonalized: whether the direction is to be orthogonalized; then the inverse is a factor
         where g has more columns than rows.
     """
 
@@ -38,6 +38,7 @@ class Boosted:
     direction: Any
     rank: int
     inverse: Inverse | None = None
+    orthogonalized: bool = False
 
     @functools.cached_property
     def pair(self) -> tuple[Array, Array]:
@@ -51,11 +52,12 @@ class Boosted:
     @property
     def norm(self) -> Array:
         """sqrt(h . g), the norm of the neuron's change as a function."""
-        if isinstance(self.inverse, Factor):
-            whitened = Theta(self.pair[0], self.gradient.bias)
-            return optax.tree.norm(whitened).astype(jnp.result_type(float))
-        z = jnp.real(sum(jax.tree.leaves(jax.tree.map(dot, self.direction, self.gradient))))
-        return jnp.sqrt(jnp.maximum(z, 0)).astype(jnp.result_type(float))
+        if self.inverse is None:
+            z = sum(jax.tree.leaves(jax.tree.map(dot, self.direction, self.gradient)))
+        else:  # centred, all that is left of the bias is the change of the mean output
+            bias = self.gradient.bias
+            z = dot(*self.pair) + (0 if bias is None else dot(bias, bias))
+        return jnp.sqrt(jnp.maximum(jnp.real(z), 0)).astype(jnp.result_type(float))
 
 
 class Step(NamedTuple):
@@ -135,7 +137,7 @@ def orthogonal(
     roots = _together(root, [_square(part) for part in parts])
 
     def direction(part: Boosted, root: Array | None, norm: Array, inverse: Array) -> Any:
-        if part.inverse is None or root is None:
+        if root is None or part.inverse is None:
             return _scale(inverse * part.rank**0.5, part.direction)
         (weight, _), bias = part.pair, part.gradient.bias
         weight = _matmul(weight, root) if _is_tall(weight) else _matmul(root, weight)
@@ -151,7 +153,7 @@ def orthogonal(
 
 def _square(part: Boosted) -> Array | None:
     """The product of L^-1 g with itself, on its smaller side."""
-    if part.inverse is None:
+    if part.inverse is None or not part.orthogonalized:
         return None
     left, right = part.pair
     return _matmul(left.mT, right) if _is_tall(left) else _matmul(left, right.mT)

@@ -146,8 +146,13 @@ def scale_by_lnb(
                 neuron, features and features[name], gradient, old, damping_
             )
             states[held[name]] = old if new is old else optax.tree.where(finite, new, old)
-            inverse = solvers[name].inverse(neuron, new) if trust.orthogonalizes(neuron) else None
-            boosted[name] = Boosted(gradient, direction, _neuron_rank(neuron, gradient), inverse)
+            boosted[name] = Boosted(
+                gradient,
+                direction,
+                _neuron_rank(neuron, gradient),
+                solvers[name].inverse(neuron, new),
+                trust.orthogonalizes(neuron),
+            )
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
         step = trust(parts, min_norm)
         count = state.count + 1

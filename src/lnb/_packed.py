@@ -25,13 +25,12 @@ def pack(matrix: Array) -> Array:
     size = matrix.shape[-1]
     if size <= WHOLE:
         return matrix
+    half = (size + 1) // 2
+    # The left half, one row down, has the triangle of A and all of B; D's goes above them.
+    left = jnp.pad(matrix[:, :, :half], ((0, 0), (1, 0), (0, 0)))
     odd = size % 2
-    matrix = jnp.pad(matrix, ((0, 0), (0, odd), (0, odd)))
-    half = matrix.shape[-1] // 2
-    a, b, d = matrix[:, :half, :half], matrix[:, half:, :half], matrix[:, half:, half:]
-    down, up = jnp.pad(a, ((0, 0), (1, 0), (0, 0))), jnp.pad(d, ((0, 0), (0, 1), (0, 0)))
-    triangles = jnp.where(jnp.tri(half + 1, half, -1, dtype=bool), down, up)
-    return jnp.concatenate([triangles, b[:, : half - odd]], axis=1)
+    right = jnp.pad(matrix[:, half:, half:], ((0, 0), (0, half + 1), (0, odd)))
+    return jnp.where(jnp.tri(size + 1, half, -1, dtype=bool)[None], left, right)
 
 
 def is_packed(matrix: Array) -> bool:
@@ -47,12 +46,13 @@ def halves(packed: Array) -> Halves:
 
 def diagonal(matrix: Array) -> Array:
     """The diagonals [g, d] of symmetric matrices, packed or not."""
-    entries, step = matrix.reshape(len(matrix), -1), matrix.shape[-1] + 1
+    half = matrix.shape[-1]
     if not is_packed(matrix):
-        return entries[:, ::step]
-    half, rest = step - 1, matrix.shape[-2] - step
-    ends = half + half * step, rest * step  # of A's diagonal, and of D's
-    return jnp.concatenate([entries[:, half : ends[0] : step], entries[:, : ends[1] : step]], 1)
+        return matrix.reshape(len(matrix), -1)[:, :: half + 1]
+    # In rows one longer than they are, the triangles begin with D's diagonal and end with A's.
+    ends = matrix[:, : half + 1].reshape(len(matrix), half, half + 1)[:, :, ::half]
+    both = ends[:, :, ::-1].mT.reshape(len(matrix), 2 * half)
+    return both[:, : matrix.shape[-2] - 1]
 
 
 def unpack(matrix: Array) -> Array:
@@ -69,6 +69,8 @@ def whole(lower: Array) -> Array:
 
 
 def from_blocks(a: Array, b: Array, c: Array, d: Array) -> Array:
-    """[[A, B], [C, D]]."""
-    rows = [jnp.concatenate(row, axis=-1) for row in ((a, b), (c, d))]
-    return jnp.concatenate(rows, axis=-2)
+    """[[A, B], [C, D]], of one size, as a sum: one kernel, with all that the parts come from."""
+    rest = [(0, 0)] * (a.ndim - 2)
+    sizes = [(0, d.shape[-1]), (a.shape[-1], 0)]  # zeros after the first, before the second
+    places = [[*rest, row, column] for row in sizes for column in sizes]
+    return sum(map(jnp.pad, (b, c, d), places[1:]), jnp.pad(a, places[0]))

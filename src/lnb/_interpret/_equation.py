@@ -46,6 +46,22 @@ ADDITIONS = frozenset({"add", "add_any", "sub"})
 REARRANGING = frozenset(
     "reshape squeeze expand_dims transpose broadcast_in_dim convert_element_type".split()
 )
+_NUMPY = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    "sqrt": np.sqrt,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "select_n": lambda which, *cases: np.choose(which, cases),
+}
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
@@ -113,17 +129,34 @@ def fold(eqn: Any, values: Sequence[Value]) -> list[Value]:
         return unknown
     turning = any(turns is not None for _, turns in known)
     length = max([len(turns) for _, turns in known if turns is not None], default=1)
-    with jax.ensure_compile_time_eval():
-        arguments = [
-            jnp.asarray(turns if turns is not None else np.repeat(value, length), atom.aval.dtype)
-            for (value, turns), atom in zip(known, eqn.invars, strict=True)
-        ]
-        shaped = [x.reshape(-1, *a.aval.shape) for x, a in zip(arguments, eqn.invars, strict=True)]
-        results = jax.vmap(binder(eqn))(*shaped)
-    results = results if eqn.primitive.multiple_results else [results]
+    arguments = [
+        np.asarray(turns if turns is not None else np.repeat(value, length), atom.aval.dtype)
+        for (value, turns), atom in zip(known, eqn.invars, strict=True)
+    ]
+    results = _evaluate(eqn, arguments)
     if turning:
         return [Const(turns=np.ravel(result)) for result in results]
     return [Const(_scalar(result[0])) for result in results]
+
+
+def _evaluate(eqn: Any, arguments: Sequence[np.ndarray]) -> Sequence[Any]:
+    """A batch of results, with NumPy where it will do: JAX would compile each operation."""
+    if eqn.primitive.name in REARRANGING:
+        return [arguments[0].astype(eqn.outvars[0].aval.dtype)]
+    if eqn.primitive.name in _NUMPY:
+        return [_NUMPY[eqn.primitive.name](*arguments)]
+    if eqn.primitive.name == "jit" and not (jaxpr := eqn.params["jaxpr"]).consts:
+        length = len(arguments[0])
+        env = dict(zip(jaxpr.jaxpr.invars, arguments, strict=True))
+        value = lambda x: np.repeat(x.val, length) if isinstance(x, jex.Literal) else env[x]
+        for inner in jaxpr.eqns:
+            results = _evaluate(inner, list(map(value, inner.invars)))
+            env.update(zip(inner.outvars, results, strict=True))
+        return list(map(value, jaxpr.jaxpr.outvars))
+    shaped = [x.reshape(-1, *a.aval.shape) for x, a in zip(arguments, eqn.invars, strict=True)]
+    with jax.ensure_compile_time_eval():
+        results = jax.vmap(binder(eqn))(*map(jnp.asarray, shaped))
+    return results if eqn.primitive.multiple_results else [results]
 
 
 # -- data and entangled parameters ---------------------------------------------------------------

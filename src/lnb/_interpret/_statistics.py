@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -61,6 +62,7 @@ class Arrangement:
             "first": first.reshape(g, d) * self.scale,
         }
 
+    @functools.partial(jax.jit, static_argnums=0)
     def packed_moments(self, *xs: Array) -> dict[str, Array]:
         """The same, with x x^T in half the memory where it is more than a diagonal."""
         moments = self.moments(*xs)

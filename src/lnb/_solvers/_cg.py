@@ -69,8 +69,8 @@ class CG(Solver):
     ) -> tuple[Theta, CGState]:
         bias = gradient.bias is not None
         running = Moments(state.first.value, state.square.value)
-        gamma = damping.gamma(neuron, running, bias)
-        precondition = preconditioner(neuron, running, bias, self.shrinkage, damping).solve
+        gamma = damping.gamma(neuron.kind, running, bias)
+        precondition = preconditioner(neuron.kind, running, bias, self.shrinkage, damping).solve
         product = partial(damped_product, features, gamma)
         direction, residual = _solve(product, precondition, gradient, state.direction, self.steps)
         # A branch not taken has no features: M says nothing, P still knows the earlier ones.

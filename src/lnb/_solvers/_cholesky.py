@@ -1,5 +1,6 @@
 """A running second moment, inverted every so often."""
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,8 +11,7 @@ from jax import Array, lax
 from .._cost import EVERY
 from .._damping import Damping
 from .._inverse import Factor, Inverse, inverse_root, invert
-from .._kernels import blend, total
-from .._metric import Theta, count
+from .._metric import Gram, Theta, count, gram
 from .._neurons import Neuron
 from ._cg import CG
 from ._protocol import Solver, check_settings
@@ -19,10 +19,15 @@ from ._running import Running
 
 
 class CholeskyState(NamedTuple):
-    """What `Cholesky` remembers about a neuron."""
+    """What `Cholesky` remembers about a neuron.
+
+    Attributes:
+      running: moments.
+      matrix: that of their inverse, or of its factor.
+    """
 
     running: Running
-    inverse: Inverse
+    matrix: Array
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Cholesky(Solver):
         identity = jnp.ones((blocks, inputs), theta.weight.dtype)
         if not running.is_diagonal:
             identity = identity[..., None] * jnp.eye(inputs, dtype=identity.dtype)[None]
-        return CholeskyState(running, self._held(running.first, identity))
+        return CholeskyState(running, identity)
 
     def update(
         self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
@@ -69,25 +74,25 @@ class Cholesky(Solver):
         if not neuron.has_gram:
             return self.fallback.update(neuron, features, state, damping, step)
 
-        def refresh() -> CholeskyState:
-            interval = self._interval(step).astype(state.running.average.mass.dtype)
-            running = state.running.absorb(features, self.decay**interval)
-            metric = running.metric(neuron, damping)
-            inverse = inverse_root(metric) if self.factors else invert(metric)
-            held = self._held(running.first, inverse)
-            return CholeskyState(running, _keep_finite(held, state.inverse))
-
+        refresh = lambda: self._refresh(neuron.kind, gram(features), state, damping, step)
         return lax.cond(count(features) > 0, refresh, lambda: state)
 
-    @property
-    def _held(self) -> type[Inverse]:
-        return Factor if self.factors else Inverse
+    @functools.partial(jax.jit, static_argnums=(0, 1))  # traced once for all neurons of a shape
+    def _refresh(
+        self, kind: str, batch: Gram | None, state: CholeskyState, damping: Damping, step: Array
+    ) -> CholeskyState:
+        interval = self._interval(step).astype(state.running.average.mass.dtype)
+        running = state.running.absorb(batch, self.decay**interval)
+        metric = running.metric(kind, damping)
+        matrix = inverse_root(metric) if self.factors else invert(metric)
+        # A factorisation that failed is NaN all over: the old one stays.
+        return CholeskyState(running, jnp.where(jnp.isfinite(matrix), matrix, state.matrix))
 
     def due(self, neuron: Neuron, step: Array) -> Array:
         """At every step at first, then more and more rarely, and not all at the same step."""
         if not neuron.has_gram:
             return self.fallback.due(neuron, step)
-        return (step + neuron.turn) % self._interval(step) == 0
+        return (step + neuron.turn % self.every) % self._interval(step) == 0
 
     def _interval(self, step: Array) -> Array:
         """Steps from one turn to the next, at this time."""
@@ -101,18 +106,10 @@ class Cholesky(Solver):
     ) -> tuple[Theta, Any]:
         if not neuron.has_gram:
             return self.fallback.direction(neuron, features, gradient, state, damping)
-        return state.inverse.solve(gradient), state
+        return self._held(state).solve(gradient), state
 
     def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
-        return state.inverse if neuron.has_gram else self.fallback.inverse(neuron, state)
+        return self._held(state) if neuron.has_gram else self.fallback.inverse(neuron, state)
 
-
-def _keep_finite(new: Inverse, old: Inverse) -> Inverse:
-    """The new inverse in the blocks where the factorisation succeeded, the old one elsewhere.
-
-    Each entry of a diagonal is a block of its own.
-    """
-    diagonal = new.matrix.ndim == 2
-    finite = jnp.isfinite(new.matrix if diagonal else total(new.matrix, (1, 2))[:, None])
-    good = lambda x: finite if x.ndim == 2 else finite[..., None]
-    return jax.tree.map(lambda new, old: blend(good(new), new, old), new, old)
+    def _held(self, state: CholeskyState) -> Inverse:
+        return (Factor if self.factors else Inverse)(state.running.first, state.matrix)

@@ -44,8 +44,8 @@ class Krylov(Solver):
     ) -> tuple[Theta, KrylovState]:
         batch = jax.tree.map(lambda x: x.astype(gradient.weight.dtype), moments(features))
         bias = gradient.bias is not None
-        product = partial(damped_product, features, damping.gamma(neuron, batch, bias))
-        precondition = preconditioner(neuron, batch, bias, 0.0, damping).solve
+        product = partial(damped_product, features, damping.gamma(neuron.kind, batch, bias))
+        precondition = preconditioner(neuron.kind, batch, bias, 0.0, damping).solve
         direction, _ = self.solve(product, gradient, M=precondition)
         # Solvers divide by h.Mh, which is zero for a dead neuron: that one does not move.
         finite = jnp.isfinite(optax.tree.norm(direction))

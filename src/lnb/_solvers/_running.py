@@ -1,6 +1,6 @@
 """Running moments of a neuron's features, for solvers that hold M as a matrix."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._damping import Damping
-from .._metric import Moments, Theta, gram
+from .._metric import Gram, Moments, Theta
 from .._moments import Average
 from .._neurons import Neuron
 from .._packed import Halves, diagonal, halves, is_packed, pack
@@ -40,9 +40,8 @@ class Running(NamedTuple):
     def is_diagonal(self) -> bool:
         return self.average.value[1].ndim == 2
 
-    def absorb(self, features: Any, decay: ArrayLike) -> "Running":
-        """With one more batch, of at least one position."""
-        batch = gram(features)
+    def absorb(self, batch: Gram | None, decay: ArrayLike) -> "Running":
+        """With the moments of one more batch, of at least one position."""
         assert batch is not None
         mean, square = self.average.value
         second, first, n = jax.tree.map(lambda x: x.astype(square.dtype), batch)
@@ -53,14 +52,14 @@ class Running(NamedTuple):
         means = (None if mean is None else first / n, second / n)
         return Running(self.average.absorb(means, decay))
 
-    def metric(self, neuron: Neuron, damping: Damping) -> Array | Halves:
+    def metric(self, kind: str, damping: Damping) -> Array | Halves:
         r"""What is left of M without the bias, or its diagonal.
 
         :math:`E[x x^T] + \gamma I`, with the bias eliminated :math:`\Sigma + \gamma I`.
         """
         mean, second = self.average.value
         square = second if self.is_diagonal else diagonal(second)
-        gamma = damping.gamma(neuron, Moments(mean, square), bias=mean is not None)
+        gamma = damping.gamma(kind, Moments(mean, square), bias=mean is not None)
         if self.is_diagonal:
             return second + gamma if mean is None else second - mean**2 + gamma
         if not is_packed(second):

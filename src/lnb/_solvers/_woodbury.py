@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from .._damping import Damping
 from .._inverse import Inverse, invert
-from .._metric import Theta, count, rows
+from .._metric import Theta, count, gram, rows
 from .._neurons import Neuron
 from ._cg import CG
 from ._cholesky import Cholesky
@@ -73,13 +73,13 @@ class Woodbury(Solver):
             return self._cholesky.update(neuron, features, state, damping, step)
         x, n = rows(features), count(features)
         assert x is not None
-        running = state.running.absorb(features, self.decay)
+        running = state.running.absorb(gram(features), self.decay)
         running = optax.tree.where(n > 0, running, state.running)
         # Control flow may have left out some of the rows: then they are not the batch.
         afresh = self._cholesky.due(neuron, step) | (n != x.shape[1])
         inverse = lax.cond(
             afresh,
-            lambda: invert(running.metric(neuron, damping)),
+            lambda: invert(running.metric(neuron.kind, damping)),
             lambda: _absorb_rows(state, x.astype(state.inverse.dtype), self.decay),
         )
         good = jnp.isfinite(inverse).all((1, 2), keepdims=True) & (n > 0)
