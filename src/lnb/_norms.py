@@ -100,11 +100,14 @@ class Norm(NamedTuple):
 
     def __call__(self, parts: Sequence[Boosted], min_norm: ArrayLike) -> Step:
         norms = [part.norm for part in parts]
-        total = jnp.sqrt(jnp.sum(jnp.array(norms) ** 2))
+        # Chains of scalars: to XLA one operation each, where an array of them would be several.
+        total = jnp.sqrt(sum(norm**2 for norm in norms))
         regions = [total for _ in parts] if self.shared else norms
         longest = [jnp.maximum(norm, jnp.asarray(min_norm, norm.dtype)) for norm in regions]
         inverses = [jnp.where(x > 0, 1 / jnp.where(x > 0, x, 1), 0) for x in longest]
-        capped = jnp.any(jnp.array(regions) < jnp.array(longest))
+        capped = functools.reduce(
+            jnp.logical_or, map(jnp.less, regions, longest), jnp.asarray(False)
+        )
         return Step(self.directions(parts, regions, inverses), norms, total, capped)
 
 

@@ -171,13 +171,6 @@ def scale_by_lnb(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-class AverageGradientState(NamedTuple):
-    """State of `average_gradient`."""
-
-    count: Array
-    average: Average
-
-
 def average_gradient(
     decay: ArrayLike, nesterov: bool = False
 ) -> optax.GradientTransformationExtraArgs:
@@ -192,16 +185,13 @@ def average_gradient(
       A transformation.
     """
 
-    def init_fn(params: Any) -> AverageGradientState:
-        return AverageGradientState(jnp.zeros((), jnp.int32), Average.empty(params))
-
     def update_fn(updates, state, params=None, *, finite=True, **extra_args):
         del params, extra_args
-        average = state.average.absorb(updates, decay, seen=finite)
+        average = state.absorb(updates, decay, seen=finite)
         ahead = average.absorb(updates, decay, seen=finite) if nesterov else average
-        return ahead.value, AverageGradientState(state.count + 1, average)
+        return ahead.value, average
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(lambda params: Average.empty(params), update_fn)
 
 
 def lnb(
