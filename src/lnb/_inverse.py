@@ -47,9 +47,7 @@ class Inverse(NamedTuple):
         """A change for centred features as one for features that are not."""
         if theta.bias is None or self.mean is None:
             return theta
-        # XLA would make a matrix of means for this and for `centre`.
-        mean = lax.optimization_barrier(self.mean)
-        shift = jnp.sum(mean[:, :, None] * theta.weight, 1)
+        shift = _one_by_one(lambda x: _matmul(*x), (self.mean, theta.weight))
         return theta._replace(bias=theta.bias - shift)
 
 
