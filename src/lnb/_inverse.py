@@ -47,7 +47,10 @@ class Inverse(NamedTuple):
         """A change for centred features as one for features that are not."""
         if theta.bias is None or self.mean is None:
             return theta
-        shift = _one_by_one(lambda x: _matmul(*x), (self.mean, theta.weight))
+        # To XLA a batch of one is no batch: it would make a copy of the mean for it.
+        one = len(self.mean) == 1
+        mean, weight = (self.mean, theta.weight[0]) if one else (self.mean[:, None], theta.weight)
+        shift = _matmul(mean, weight).reshape(theta.bias.shape)
         return theta._replace(bias=theta.bias - shift)
 
 

@@ -139,8 +139,10 @@ class Emitter:
             assert arrangement is not None
             features = [lax.stop_gradient(read(atom)) for atom in plans[0].site.features]
             if postpone and self.turn(plans) is not None and _is_small(features, arrangement):
-                thinned = arrangement.thin(*features)
-                _update(payloads, {plans[0].index: {POSTPONED: thinned}})
+                # Images are thinned before they wait. To thin rows is left to those whose turn it
+                # is: they wait no longer than backpropagation keeps them.
+                held = arrangement.thin(*features) if arrangement.kind == "conv" else features
+                _update(payloads, {plans[0].index: {POSTPONED: held}})
             else:
                 payload = self.emit(plans, arrangement, features)
                 _update(payloads, {plan.index: dict(payload) for plan in plans})
@@ -190,7 +192,8 @@ class Emitter:
             arrangement, features = plans[0].moments, payloads[plans[0].index].get(POSTPONED)
             if arrangement is not None and features is not None:
                 flags = functools.reduce(jnp.logical_and, map(ready, plans))
-                payload = self.emit(plans, arrangement.thinned(), features, flags)
+                held = arrangement.thinned() if arrangement.kind == "conv" else arrangement
+                payload = self.emit(plans, held, features, flags)
                 finished |= {plan.index: dict(payload) for plan in plans}
         return finished
 
