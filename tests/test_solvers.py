@@ -301,6 +301,8 @@ def test_a_failed_factorisation_keeps_the_old_one(solver, neuron, hold):
     old, new = (s.matrix if isinstance(solver, Cholesky) else s.inverse for s in (state, after))
     np.testing.assert_array_equal(old[1], new[1])
     assert finite(new)
+    direction, _ = solver.direction(neuron, hold(x, True), gradient, after, Damping(0.0))
+    assert finite(direction)
 
 
 def test_an_indefinite_matrix_keeps_the_old_inverse():

@@ -144,7 +144,8 @@ def _evaluate(eqn: Any, arguments: Sequence[np.ndarray]) -> Sequence[Any]:
     if eqn.primitive.name in REARRANGING:
         return [arguments[0].astype(eqn.outvars[0].aval.dtype)]
     if eqn.primitive.name in _NUMPY:
-        return [_NUMPY[eqn.primitive.name](*arguments)]
+        with np.errstate(all="ignore"):  # infinity is a number like any other
+            return [_NUMPY[eqn.primitive.name](*arguments)]
     if eqn.primitive.name == "jit" and not (jaxpr := eqn.params["jaxpr"]).consts:
         length = len(arguments[0])
         env = dict(zip(jaxpr.jaxpr.invars, arguments, strict=True))

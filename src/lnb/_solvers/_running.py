@@ -41,7 +41,7 @@ class Running(NamedTuple):
         return self.average.value[1].ndim == 2
 
     def absorb(self, batch: Gram | None, decay: ArrayLike) -> "Running":
-        """With the moments of one more batch, of at least one position."""
+        """With the moments of one more batch, of at least one position, unless not finite."""
         assert batch is not None
         mean, square = self.average.value
         second, first, n = jax.tree.map(lambda x: x.astype(square.dtype), batch)
@@ -50,7 +50,7 @@ class Running(NamedTuple):
         elif not is_packed(second):
             second = pack(second)
         means = (None if mean is None else first / n, second / n)
-        return Running(self.average.absorb(means, decay))
+        return Running(self.average.absorb(means, decay, seen=jnp.isfinite(jnp.sum(second))))
 
     def metric(self, kind: str, damping: Damping) -> Array | Halves:
         r"""What is left of M without the bias, or its diagonal.
