@@ -14,6 +14,8 @@ from . import convergence, growth, profile, steps
 from .contenders import ADAM, CONTENDERS
 from .workloads import WORKLOADS
 
+CHARTS = (".png", ".svg", ".pdf")
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -37,11 +39,15 @@ class Bench:
     data_dir: Path | None = None
     """Of --mode convergence: folder of the official files; by default $LNB_DATA."""
     json: Path | None = None
-    """Write all numbers to this file."""
+    """Write all numbers to this file (not of --mode profile)."""
     chart: Path | None = None
     """Draw a chart to this file (steps: bars; growth: curves)."""
 
     def __call__(self, console: Console) -> None:
+        if self.chart and self.chart.suffix not in CHARTS:
+            raise SystemExit(
+                f"bench: --chart {self.chart} should end in one of {', '.join(CHARTS)}."
+            )
         if self.mode == "convergence":
             return self._converge(console)
         workloads = _known("workload", self.workload, WORKLOADS)
@@ -87,7 +93,7 @@ def _known(what: str, names: tuple[str, ...], known: dict[str, Any]) -> list[str
     for name in names or known:
         found = [key for key in known if name.lower() in key.lower()]
         if not found:
-            raise SystemExit(f"bench: no {what} is called {name!r}. There are: {', '.join(known)}.")
+            raise SystemExit(f"bench: no {what} is called {name!r}. There are: {'; '.join(known)}.")
         chosen += found if name not in known else [name]
     return list(dict.fromkeys(chosen))
 

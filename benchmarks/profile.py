@@ -12,6 +12,7 @@ from rich.table import Table
 
 import lnb
 from lnb._backprop import Due, find_nodes
+from lnb._cost import is_wide
 from lnb._inverse import invert
 from lnb._norms import Boosted as Part
 from lnb._norms import orthogonal
@@ -43,12 +44,13 @@ def profile(name: str, console: Console) -> None:
         theta = thetas[neuron.name]
         state = solver.init(neuron, theta)
         shared = neuron.gram != neuron.name  # its statistics and inverse are another's
-        inverse = 0.0 if shared else seconds(invert, _as_metric(state.inverse.matrix))
+        inverse = 0.0 if shared else seconds(invert, _as_metric(state.matrix))
+        spectral = solver.factored() if is_wide(neuron) else solver
         row = (
             0.0 if shared else statistics[neuron.name] / solver.every,
             inverse / solver.every,
-            seconds(lambda g, s: s.inverse.solve(g), theta, state),
-            seconds(_orthogonalize, theta, theta, state.inverse),
+            seconds(lambda g, inverse: inverse.solve(g), theta, solver.inverse(neuron, state)),
+            seconds(_orthogonalize, theta, theta, spectral.inverse(neuron, state)),
         )
         totals = [a + b for a, b in zip(totals, row, strict=True)]
         table.add_row(neuron.name, *(f"{1e3 * x:.2f}" for x in row))
@@ -57,8 +59,8 @@ def profile(name: str, console: Console) -> None:
     console.print(table)
     console.print(
         f"Backpropagation alone: {plain} ms. Orthogonalization is done only for those neurons that "
-        'the norm asks for ("spectral": all; "auto": where it takes no more flops than '
-        "backpropagation).\n"
+        'the norm asks for ("spectral": all; "auto": where it takes at most three '
+        "quarters of backpropagation's flops).\n"
     )
 
 
@@ -96,7 +98,8 @@ def statistics_seconds(
 
 def _orthogonalize(gradient: Any, direction: Any, inverse: Any) -> Any:
     one = jnp.ones(())
-    return orthogonal([Part(gradient, direction, 1, inverse)], [one], [one])
+    part = Part(gradient, direction, 1, inverse, orthogonalized=True)
+    return orthogonal([part], [one], [one])
 
 
 def _as_metric(matrix: jax.Array) -> Any:
