@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lnb._kernels import LARGE, blend, dot, total
+from lnb._kernels import LARGE, dot, finite_or_zero, mix, total
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (LARGE,), (100, 90), (3, 100, 90), (0,), (4, 0)]
 
@@ -35,11 +35,17 @@ def test_total(shape, axes):
     np.testing.assert_allclose(total(jnp.asarray(x), axes), x.sum(axes), rtol=1e-4, atol=1e-4)
 
 
-def test_blend():
-    """A weight of 0 or 1 selects, exactly; what is not finite has no weight."""
-    new, old = jnp.asarray([1.1, jnp.nan, jnp.inf]), jnp.asarray([3.3, 4.4, 5.5])
-    np.testing.assert_array_equal(blend(jnp.asarray(False), new, old), old)
-    np.testing.assert_array_equal(blend(jnp.asarray(True), new, old), new.at[1:].set(0))
+def test_mix():
+    """A weight of 0 or 1 selects, exactly."""
+    new, old = jnp.asarray([1.1, 1e-9, 1e9]), jnp.asarray([3.3, 4.4, 5.5])
+    np.testing.assert_array_equal(mix(jnp.asarray(False), new, old), old)
+    np.testing.assert_array_equal(mix(jnp.asarray(True), new, old), new)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64, jnp.int32])
+def test_finite_or_zero(dtype):
+    x = jnp.asarray([1, jnp.nan, -jnp.inf, 4]) if dtype != jnp.int32 else jnp.asarray([1, 0, 0, 4])
+    np.testing.assert_array_equal(finite_or_zero(x.astype(dtype)), jnp.asarray([1, 0, 0, 4], dtype))
 
 
 @pytest.mark.parametrize("spec", [P("devices"), P(None, "devices")])

@@ -13,8 +13,9 @@ from jax import lax
 
 import lnb
 from lnb._backprop import Due, find_nodes
+from lnb._metric import Gram, Postponed
 from lnb._optimizer import ScaleByLNBState
-from lnb._packed import WHOLE, is_packed
+from lnb._packed import WHOLE, is_packed, unpack
 
 EVERY = 4
 
@@ -107,35 +108,82 @@ def test_features_of_every_so_many_examples():
     for name, stride in strides.items():
         x, y = BATCH
         few = lnb.features(loss_fn, NEURONS)(PARAMS, x[::stride], y[::stride])[name]
-        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5)
+        # Each stands for so many.
+        close = lambda a, b: np.testing.assert_allclose(a, stride * b, rtol=1e-5)
         jax.tree.map(close, not_packed(features[name]), few)
 
 
-def test_moments_larger_than_the_features():
-    """They are taken once the gradient is there, and only if it is finite."""
-    params = {"weight": normal(6, 20, 3), "bias": jnp.zeros(3)}
-
-    def wide_loss(params, x, scale):
-        return scale * jnp.sum(jnp.tanh(x @ params["weight"] + params["bias"][None]))
-
-    x = normal(7, 5, 20)
-    neurons = lnb.find_neurons(wide_loss, params, x, 1.0, metric="gram")
-    state = lnb.lnb(0.03, neurons).init(params)
-    backprop = lnb.backprop(wide_loss, neurons, opt_state=state)
-    _, _, features = backprop(params, x, 1.0)
-    gram: Any = features["weight"]
-    np.testing.assert_allclose(gram.matrix[0], x.T @ x, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(gram.first[0], x.sum(0), rtol=1e-5)
-    assert gram.count == 5
-    _, _, features = backprop(params, x, jnp.inf)
-    assert features["weight"].count == 0
-
-
-@pytest.mark.parametrize("examples", [5, 400])
-def test_packed_moments(examples):
-    """Whether they are taken in the forward pass or, larger than the features, after it."""
+@pytest.mark.parametrize("share", [math.inf, 0.01])
+def test_features_little_larger_than_their_gram(share):
+    """They wait for the solver, which takes the gram at the neuron's turn; thinned out by then."""
     inputs = WHOLE + 1
-    params, x = {"weight": normal(6, inputs, 3)}, normal(7, examples, inputs)
+    params = {"weight": normal(6, inputs, 3), "bias": jnp.zeros(3)}
+
+    def wide_loss(params, x):
+        return jnp.sum(jnp.tanh(x @ params["weight"] + params["bias"][None]))
+
+    x = normal(7, 2 * inputs, inputs)
+    neurons = lnb.find_neurons(wide_loss, params, x, statistics_share=share)
+    (neuron,) = neurons
+    assert (neuron.metric, neuron.stride) == ("gram", 1 if share > 1 else 4)
+    optimizer = lnb.lnb(0.03, neurons)
+    state = optimizer.init(params)
+    backprop = lnb.backprop(wide_loss, neurons, opt_state=state)
+    _, gradients, features = backprop(params, x)
+    assert isinstance(features["weight"], Postponed)
+    _, after = optimizer.update(gradients, state, params, features=features)
+    few = x[:: neuron.stride]
+    (boosted,) = find_nodes(after, ScaleByLNBState)
+    mean, second = boosted.solver["weight"].running.average.value
+    np.testing.assert_allclose(unpack(second)[0], few.T @ few / len(few), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(mean[0], few.mean(0), rtol=1e-3, atol=1e-5)
+    # Whoever wants M before that gets the same.
+    again = lnb.metric_product(neurons, features, gradients)
+    held = Gram((few.T @ few)[None], few.sum(0)[None], jnp.float32(len(few)))
+    expected = lnb.metric_product(neurons, {"weight": held}, gradients)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    jax.tree.map(close, again, expected)
+    # Features that count nothing, and those of a batch that is not finite, are left out.
+    later = with_flags(after, {"weight": False})
+    _, gradients, features = lnb.backprop(wide_loss, neurons, opt_state=later)(params, 2 * x)
+    assert features["weight"].count == 0
+    now, huge = with_flags(after, {"weight": True}), x.at[0, 0].set(1e20)
+    for state, batch in ((later, 2 * x), (now, huge)):
+        _, gradients, features = lnb.backprop(wide_loss, neurons, opt_state=state)(params, batch)
+        _, new = optimizer.update(gradients, state, params, features=features)
+        (new,) = find_nodes(new, ScaleByLNBState)
+        jax.tree.map(np.testing.assert_array_equal, new.solver, boosted.solver)
+
+
+@pytest.mark.parametrize("share", [math.inf, 0.001])
+def test_images_smaller_than_their_gram(share):
+    """They wait thinned out."""
+    params, x = {"kernel": normal(6, 3, 3, 32, 4)}, normal(7, 8, 6, 6, 32)
+
+    def conv_loss(params, x):
+        y = lax.conv_general_dilated(
+            x, params["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jnp.sum(jnp.tanh(y))
+
+    neurons = lnb.find_neurons(conv_loss, params, x, statistics_share=share)
+    (neuron,) = neurons
+    assert (neuron.metric, neuron.stride) == ("gram", 1 if share > 1 else 2)
+    state = lnb.lnb(0.03, neurons).init(params)
+    _, _, features = lnb.backprop(conv_loss, neurons, opt_state=state)(params, x)
+    waiting: Any = features["kernel"]
+    assert isinstance(waiting, Postponed)
+    assert waiting.features[0][0].shape == (8 // neuron.stride, 6, 6, 32)
+    vector = {"kernel": normal(8, 3, 3, 32, 4)}
+    actual = lnb.metric_product(neurons, features, vector)["kernel"]
+    few = lnb.features(conv_loss, neurons)(params, x[:: neuron.stride])
+    expected = lnb.metric_product(neurons, few, vector)["kernel"]
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_packed_moments():
+    inputs = WHOLE + 1
+    params, x = {"weight": normal(6, inputs, 3)}, normal(7, 5, inputs)
     loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["weight"]))
     neurons = lnb.find_neurons(loss, params, x, metric="gram", statistics_share=math.inf)
     state = lnb.lnb(0.03, neurons).init(params)
@@ -165,8 +213,8 @@ def test_a_compiled_layer_used_twice(examples):
 
 
 def test_a_turn_at_every_step_is_all_features():
-    whole, _ = train(1, 12, turns=False)
-    turns, counts = train(1, 12, turns=True)
+    whole, _ = train(1, 8, turns=False)
+    turns, counts = train(1, 8, turns=True)
     np.testing.assert_allclose(whole, turns, rtol=1e-4)
     assert all(n == 64 for count in counts for n in count.values())
 

@@ -18,8 +18,7 @@ from ._interpret import (
     make_program,
     trace_loss,
 )
-from ._kernels import dot
-from ._metric import Features, Gram, MatrixFree, SiteMap
+from ._metric import Features, Gram, MatrixFree, Postponed, SiteMap, empty_unless
 from ._neurons import Neuron, Neurons, claim, orientations
 from ._packed import is_packed, unpack
 
@@ -63,7 +62,7 @@ def backprop(
         value_and_grad = jax.value_and_grad(program.value, has_aux=True)
         (_, (outs, payloads)), grads = value_and_grad(program.trace.parameters)
         value, aux = program.trace.output_tree(outs)
-        features_ = program.features(program.emitter.finish(payloads, program.ready(grads)))
+        features_ = program.features(payloads)
         return (value, aux) if has_aux else value, program.trace.gradient_tree(grads), features_
 
     return run
@@ -107,16 +106,18 @@ class _Program:
         excluded = {path for path, reason in neurons.unclaimed if reason == "excluded"}
         self.lineage, claims, _ = claim(self.trace, lambda name: name in excluded)
         self.pairs = _match(neurons, claims, self.trace)
+        self.due = due or {}
         self.plans: dict[str, list[Plan]] = {}
         flags: dict[int, jax.Array] = {}
         index = 0
         for neuron, c in self.pairs:
-            gram, flag = neuron.metric == "gram", (due or {}).get(neuron.name)
+            flag = self.due.get(neuron.name)
+            gram, postponed = neuron.metric == "gram", neuron.postponed and flag is not None
             stride = 1 if flag is None else neuron.stride
             plans = self.plans[neuron.name] = []
             for site in c.feeding if gram else c.sites:
                 moments = dataclasses.replace(arrange(site, c), stride=stride) if gram else None
-                plans.append(Plan(index, site, moments))
+                plans.append(Plan(index, site, moments, postponed))
                 if flag is not None:
                     flags[index] = flag
                 index += 1
@@ -129,23 +130,15 @@ class _Program:
         jaxpr = self.trace.jaxpr
         arguments = [*parameters, *self.trace.data]
         emitter = self.emitter.tapped(taps) if taps else self.emitter
-        outs, payloads = emitter.run(
-            self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments, postpone=True
-        )
+        outs, payloads = emitter.run(self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments)
         return outs[0], (outs, payloads)
-
-    def ready(self, grads: Sequence[jax.Array]) -> Callable[[Plan], jax.Array]:
-        """Whether the gradient of a plan's weight is there, and finite; else M stays as it is."""
-        weights = {
-            plan.index: grads[c.weight]
-            for neuron, c in self.pairs
-            for plan in self.plans[neuron.name]
-        }
-        return lambda plan: jnp.isfinite(dot(weights[plan.index], weights[plan.index]))
 
     def features(self, payloads: Payloads) -> dict[str, Features]:
         return {
-            neuron.name: _assemble(neuron, c, self.plans[neuron.name], payloads)
+            neuron.name: empty_unless(
+                self.due.get(neuron.name, True),
+                _assemble(neuron, c, self.plans[neuron.name], payloads),
+            )
             for neuron, c in self.pairs
         }
 
@@ -196,6 +189,10 @@ def _assemble(neuron: Neuron, c: Claim, plans: Sequence[Plan], payloads: Payload
     found = [payloads[plan.index] for plan in plans]
     n = _count(c, found)
     if neuron.metric == "gram":
+        if plans[0].postponed:
+            arrangements = [plan.moments.waiting() for plan in plans if plan.moments is not None]
+            xs = tuple(tuple(payload.values()) for payload in found)
+            return Postponed(xs, n, tuple(arrangements))
         totals = []
         packed = all(is_packed(payload["second"]) for payload in found)
         for payload in found:
@@ -233,8 +230,8 @@ def _feature_slots(plan: Plan) -> tuple[str, ...]:
 
 def _count(c: Claim, payloads: Sequence[dict[str, Any]]) -> jax.Array:
     """n: static, unless control flow decides which sites are visited."""
-    total = jnp.zeros((), jnp.float32)
+    total: Any = 0.0
     for site, payload in zip(c.feeding, payloads, strict=False):
         share = 1.0 if c.has_gram else site.view.fraction
         total += share * (jnp.max(payload["count"]) if "count" in payload else site.count())
-    return jnp.maximum(jnp.round(total), 0)
+    return jnp.round(total) if isinstance(total, jax.Array) else jnp.float32(round(total))

@@ -10,7 +10,7 @@ from jax import Array
 
 from ._interpret import is_parameter
 from ._kernels import dot, finite_or_zero
-from ._metric import Gram, empty_unless
+from ._metric import Gram, Postponed, empty_unless
 
 
 class GuardState(NamedTuple):
@@ -32,6 +32,8 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
 
     A gradient or a feature that is not finite, or whose square is not, makes all updates zero,
     leaves the inner state as it is and is counted. Updates have the dtypes of the gradients.
+    Features whose gram is postponed are left to the solver. If they are not finite, nor is their
+    gradient; if only their squares are not, the solver leaves them out.
 
     There is no `lax.cond` around the whole: it would hold all state twice. Instead the inner
     transformation is told by the keyword argument `finite`, and given empty features.
@@ -49,12 +51,12 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
         return GuardState(count, skipped, inner.init(at_least_float32(params)))
 
     def update_fn(updates, state, params=None, **extra_args):
-        finite = _all_finite((updates, extra_args.get("features")))
-        if extra_args.get("features") is not None:
-            features = extra_args["features"]
+        features = extra_args.get("features")
+        finite = _all_finite((updates, features))
+        if features is not None:
             extra_args["features"] = {k: empty_unless(finite, x) for k, x in features.items()}
         new, inner_state = inner.update(
-            at_least_float32(updates),
+            jax.tree.map(_finite, at_least_float32(updates)),
             state.inner_state,
             at_least_float32(params),
             finite=finite,
@@ -80,15 +82,24 @@ def at_least_float32(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
+def _finite(x: Any) -> Any:
+    return finite_or_zero(x) if is_parameter(x) else x
+
+
 def _all_finite(tree: Any) -> Array:
     """Whether all sums of squares are finite.
 
     Inside a jitted step this becomes a chain of scalars, which compiles in no time. An array of
     them, or a selection between old and new state, took XLA a minute for a small transformer.
     """
-    is_gram = lambda node: isinstance(node, Gram)
-    # The sum of x is finite if that of x x^T is.
-    tree = jax.tree.map(lambda x: x.second if is_gram(x) else x, tree, is_leaf=is_gram)
+
+    def checked(node: Any) -> Any:
+        if isinstance(node, Gram):
+            return node.second  # the sum of x is finite if that of x x^T is
+        return None if isinstance(node, Postponed) else node
+
+    is_leaf = lambda node: isinstance(node, Gram | Postponed)
+    tree = jax.tree.map(checked, tree, is_leaf=is_leaf)
     leaves = [x for x in jax.tree.leaves(at_least_float32(tree)) if is_parameter(x)]
     finite = (jnp.isfinite(dot(x, x)) for x in leaves)
     return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))

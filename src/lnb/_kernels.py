@@ -11,7 +11,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 LARGE = 4096  # numbers whose sum is left to a library
 
@@ -24,13 +24,9 @@ def mix(weight: Array, new: Array, old: Array) -> Array:
 
 
 @jax.jit
-def blend(weight: Array, new: Array, old: Array) -> Array:
-    """The same, where new entries that are not finite count as 0: no weight times NaN is NaN."""
-    return mix(weight, finite_or_zero(new), old)
-
-
 def finite_or_zero(x: Array) -> Array:
-    return jnp.where(jnp.isfinite(x), x, 0)
+    """Entries that are not finite, as zeros: no weight times NaN is NaN."""
+    return lax.select(jnp.isfinite(x), x, jnp.zeros_like(x))
 
 
 @functools.partial(jax.jit, static_argnums=1)

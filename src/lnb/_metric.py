@@ -2,14 +2,15 @@
 
 Features come in one of two forms. A `Gram` holds the sums of x x^T and x, all that M depends on; a
 `MatrixFree` holds the features themselves, and M theta is J^T (J theta) by differentiating the map
-from parameters to outputs (the paper's matrix-vector product, section "Optimization").
+from parameters to outputs (the paper's matrix-vector product, section "Optimization"). Where
+neurons take turns, a gram may be `Postponed`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -88,7 +89,7 @@ class MatrixFree:
             for site, residuals in zip(self.sites, self.residuals, strict=True)
         )
 
-    def arranged(self) -> list[tuple[Arrangement, list[Array]]]:
+    def arranged(self) -> list[tuple[Arrangement, Sequence[Array]]]:
         """The features of each site, with how they stand as rows."""
         return [
             (site.arrangement, [residuals[slot] for slot in site.features])
@@ -147,7 +148,25 @@ class MatrixFree:
         return max(dtypes, key=lambda dtype: dtype.itemsize)
 
 
-Features = Gram | MatrixFree
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["features", "count"],
+    meta_fields=["arrangements"],
+)
+@dataclasses.dataclass(frozen=True)
+class Postponed:
+    """Features whose gram is left to the solver, at the neuron's turn."""
+
+    features: tuple[tuple[Array, ...], ...]  # of each site
+    count: Array
+    arrangements: tuple[Arrangement, ...]
+
+    def arranged(self) -> list[tuple[Arrangement, Sequence[Array]]]:
+        """The features of each site, with how they stand as rows."""
+        return list(zip(self.arrangements, self.features, strict=True))
+
+
+Features = Gram | MatrixFree | Postponed
 
 
 def count(features: Features) -> Array:
@@ -157,6 +176,8 @@ def count(features: Features) -> Array:
 
 def empty_unless(flag: ArrayLike, features: Features) -> Features:
     """The same features, said to come from no positions, and so to be ignored, if not `flag`."""
+    if flag is True:
+        return features
     count = jnp.where(flag, features.count, 0)
     if isinstance(features, Gram):
         return features._replace(count=count)
@@ -165,6 +186,7 @@ def empty_unless(flag: ArrayLike, features: Features) -> Features:
 
 def product(features: Features, theta: Theta) -> Theta:
     """M theta, exactly."""
+    features = taken(features)
     share = _share(features.count, theta.weight.dtype)
     if isinstance(features, MatrixFree):
         return jax.tree.map(lambda leaf: leaf * share, features.product(theta))
@@ -179,6 +201,15 @@ def product(features: Features, theta: Theta) -> Theta:
     return Theta(weight * share, bias * share)
 
 
+def taken(features: Features) -> Gram | MatrixFree:
+    """The features, with their gram no longer postponed."""
+    if not isinstance(features, Postponed):
+        return features
+    whole = gram(features)
+    assert whole is not None
+    return whole
+
+
 def gram(features: Features) -> Gram | None:
     """The gram, built from the features where they are held; `None` where M has no such form."""
     if isinstance(features, Gram):
@@ -189,7 +220,7 @@ def gram(features: Features) -> Gram | None:
 
 def rows(features: Features) -> Array | None:
     """The features as [blocks, positions, inputs], where they are held and have that form."""
-    if isinstance(features, Gram):
+    if not isinstance(features, MatrixFree):
         return None
     arranged = features.arranged()
     found = [x for arrangement, xs in arranged if (x := arrangement.all_rows(*xs)) is not None]
@@ -198,6 +229,7 @@ def rows(features: Features) -> Array | None:
 
 def moments(features: Features) -> Moments:
     """The means of x and x * x (its first is `None` for a lookup, or without a matrix form)."""
+    features = taken(features)
     if isinstance(features, Gram):
         second, first = features.second, features.first
         square = _squares(second)
@@ -209,7 +241,9 @@ def moments(features: Features) -> Moments:
     return Moments(None if first is None else first * share, square * share)
 
 
-def _total(features: MatrixFree, of: Callable[..., dict[str, Array]]) -> dict[str, Array] | None:
+def _total(
+    features: MatrixFree | Postponed, of: Callable[..., dict[str, Array]]
+) -> dict[str, Array] | None:
     parts = [of(arrangement, xs) for arrangement, xs in features.arranged()]
     return jax.tree.map(lambda *sums: functools.reduce(jnp.add, sums), *parts) if parts else None
 

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from ._damping import Damping, block_mean
 from ._inverse import Inverse
-from ._kernels import blend, mix
+from ._kernels import mix
 from ._metric import Moments
 
 
@@ -29,19 +29,19 @@ class Average(NamedTuple):
     def empty(cls, like: Any) -> "Average":
         return cls(jnp.zeros((), jnp.result_type(float)), optax.tree.zeros_like(like))
 
+    def absorb(self, value: Any, decay: ArrayLike, seen: ArrayLike = True) -> "Average":
+        """The average with one more value, which is finite; unchanged where `seen` is false."""
+        rate = jnp.where(seen, self.rate(decay), 0)
+        value = jax.tree.map(lambda old, new: mix(rate, new, old), self.value, value)
+        return Average(jnp.where(seen, self._next_mass(decay), self.mass), value)
+
     def rate(self, decay: ArrayLike) -> Array:
         """The weight of the next value: 1 for the first, `1 - decay` in the long run."""
-        decay = jnp.asarray(decay, self.mass.dtype)
-        return (1 - decay) / (decay * self.mass + 1 - decay)
+        return (1 - jnp.asarray(decay, self.mass.dtype)) / self._next_mass(decay)
 
-    def absorb(self, value: Any, decay: ArrayLike, seen: ArrayLike = True) -> "Average":
-        """The average with one more value; unchanged where `seen` is false, whatever the value."""
-        rate = jnp.where(seen, self.rate(decay), 0)
-        weigh = mix if seen is True else blend
-        value = jax.tree.map(lambda old, new: weigh(rate, new, old), self.value, value)
+    def _next_mass(self, decay: ArrayLike) -> Array:
         decay = jnp.asarray(decay, self.mass.dtype)
-        mass = jnp.where(seen, decay * self.mass + 1 - decay, self.mass)
-        return Average(mass, value)
+        return decay * self.mass + 1 - decay
 
 
 def preconditioner(

@@ -24,6 +24,7 @@ from ._interpret import (
     trace_lineage,
     trace_loss,
 )
+from ._packed import WHOLE
 from ._table import render
 
 ROWS = 0.5  # positions for every input, at least, where they are thinned out: turns add to them
@@ -48,6 +49,8 @@ class Neuron:
       sites: at how many places in the program it is applied.
       n: the number of positions at which one output unit is computed.
       stride: with `backprop(..., opt_state=opt_state)`, M comes from every so many examples.
+      postponed: with that, whether a gram is left to the solver, at the neuron's turn, since the
+        features take little more memory.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Neuron:
     turn: int = dataclasses.field(default=0, repr=False)  # the same where fed by the same arrays
     gram: str = dataclasses.field(default="", repr=False)  # the neuron whose M is also this one's
     stride: int = 1
+    postponed: bool = dataclasses.field(default=False, repr=False)
     moment_flops: float = dataclasses.field(default=0.0, repr=False)  # of all positions
     product_flops: float = dataclasses.field(default=0.0, repr=False)  # with M, without a gram
 
@@ -293,6 +297,7 @@ def _neuron(c: Claim, trace: Trace, metric: str, turn: int) -> Neuron:
         bias=None if c.bias is None else trace.names[c.bias],
         kind=c.kind,
         metric=_choose(c, metric),
+        postponed=metric == "auto" and _is_small(c),
         d_in=c.d_in,
         d_out=c.d_out,
         sites=len(c.sites),
@@ -321,6 +326,15 @@ def _product_flops(c: Claim) -> float:
 
 def _entries(c: Claim) -> int:
     return c.layout.blocks * c.layout.inputs * c.layout.outputs
+
+
+def _is_small(c: Claim) -> bool:
+    """Whether backpropagation keeps a neuron's features, in at most twice the memory of its M."""
+    if not c.has_gram or c.kind not in {"dense", "conv"} or c.layout.inputs <= WHOLE:
+        return False
+    kept = all(site.scope.kept for site in c.feeding)
+    features = sum(math.prod(site.features[0].aval.shape) for site in c.feeding)
+    return kept and features <= 2 * c.layout.blocks * c.layout.inputs**2
 
 
 def _choose(c: Claim, metric: str) -> str:

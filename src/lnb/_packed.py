@@ -7,7 +7,7 @@ laid into the gap that the other leaves. Small matrices are not worth it.
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 WHOLE = 192  # the largest matrix that is left as it is
 
@@ -65,7 +65,8 @@ def unpack(matrix: Array) -> Array:
 
 def whole(lower: Array) -> Array:
     """Symmetric matrices from their lower triangle."""
-    return jnp.tril(lower) + jnp.tril(lower, -1).mT
+    is_lower = jnp.broadcast_to(jnp.tri(lower.shape[-1], dtype=bool), lower.shape)
+    return lax.select(is_lower, lower, lower.mT)
 
 
 def from_blocks(a: Array, b: Array, c: Array, d: Array) -> Array:

@@ -19,25 +19,27 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend import core as jex
 from jax.sharding import PartitionSpec
-from jax.typing import ArrayLike
 
-from ._equation import INLINE, binder, open_jaxpr
+from ._equation import INLINE, REMATERIALISED, binder, open_jaxpr
 from ._flow import split
 from ._program import Program
 from ._statistics import Arrangement
 from ._values import Scope, Site
 
-Payload = dict[str, Any]
-POSTPONED = "features"  # an entry of a payload whose moments are still to be taken
+Payload = dict[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """How a site's features leave the program: as moments, or as the residuals of its program."""
+    """How a site's features leave the program: as moments, or as the residuals of its program.
+
+    Moments may be postponed: what leaves the program is then the features in their arrangement.
+    """
 
     index: int
     site: Site
     moments: Arrangement | None
+    postponed: bool = False
 
 
 def make_program(site: Site) -> Program:
@@ -104,18 +106,9 @@ class Emitter:
         )
 
     def run(
-        self,
-        scope: Scope,
-        jaxpr: jex.Jaxpr,
-        consts: Sequence[Any],
-        arguments: Sequence[Any],
-        postpone: bool = False,
+        self, scope: Scope, jaxpr: jex.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]
     ) -> tuple[list[Any], dict[int, Payload]]:
-        """The program's outputs, and each site's payload.
-
-        With `postpone`, moments that wait for their turn and take more memory than the features
-        are left to `finish`. Not out of loops and rematerialised code, which keep no features.
-        """
+        """The program's outputs, and each site's payload."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, arguments, strict=True))
         read = lambda atom: atom.val if isinstance(atom, jex.Literal) else env[atom]
@@ -126,7 +119,7 @@ class Emitter:
             with eqn.ctx.manager, _name_scope(eqn):
                 inner = scope.inner.get(index, ())
                 if any(self._live(s) for s in inner):
-                    outs, emitted = self.nested(inner, eqn, operands, postpone)
+                    outs, emitted = self.nested(inner, eqn, operands)
                     _update(payloads, emitted)
                 else:
                     outs = binder(eqn)(*operands)
@@ -138,14 +131,8 @@ class Emitter:
             arrangement = plans[0].moments
             assert arrangement is not None
             features = [lax.stop_gradient(read(atom)) for atom in plans[0].site.features]
-            if postpone and self.turn(plans) is not None and _is_small(features, arrangement):
-                # Images are thinned before they wait. To thin rows is left to those whose turn it
-                # is: they wait no longer than backpropagation keeps them.
-                held = arrangement.thin(*features) if arrangement.kind == "conv" else features
-                _update(payloads, {plans[0].index: {POSTPONED: held}})
-            else:
-                payload = self.emit(plans, arrangement, features)
-                _update(payloads, {plan.index: dict(payload) for plan in plans})
+            payload = self.emit(plans, arrangement, features)
+            _update(payloads, {plan.index: dict(payload) for plan in plans})
         for plan, slot, var in self.residuals.get(scope, ()):
             _update(payloads, {plan.index: {f"{slot}": lax.stop_gradient(read(var))}})
         return [read(atom) for atom in jaxpr.outvars], payloads
@@ -158,53 +145,27 @@ class Emitter:
         return functools.reduce(jnp.logical_or, due)
 
     def emit(
-        self,
-        plans: Sequence[Plan],
-        arrangement: Arrangement,
-        features: Sequence[Array],
-        ready: ArrayLike = True,
+        self, plans: Sequence[Plan], arrangement: Arrangement, features: Sequence[Array]
     ) -> Payload:
-        """The moments of features that several plans share; nothing unless it is their turn."""
-        site, turn = plans[0].site, self.turn(plans)
+        """The moments of features that several plans share; zeros unless it is their turn."""
+        turn = self.turn(plans)
+        if plans[0].postponed:
+            return dict(enumerate(arrangement.wait(*features)))
         if turn is None:
             return arrangement.moments(*features)
-        turn = turn & ready
         shapes = jax.eval_shape(arrangement.packed_moments, *features)
-        payload = lax.cond(
+        return lax.cond(
             turn,
             lambda: arrangement.packed_moments(*features),
             lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
         )
-        assert plans[0].moments is not None
-        count = plans[0].moments.kept(site.count(len(site.scope.loops)))
-        return {**payload, "count": jnp.where(turn, jnp.float32(count), 0)}
 
-    def finish(
-        self, payloads: dict[int, Payload], ready: Callable[[Plan], Array]
-    ) -> dict[int, Payload]:
-        """The payloads, with moments in place of the features that were postponed.
-
-        They wait for `ready`, a flag that comes with a neuron's gradient. In the backward pass
-        moments take the place of activations; in the forward pass they would add to all of them.
-        """
-        finished = dict(payloads)
-        for plans in _fed_alike([plan for plan in self.plans.values() if plan.moments is not None]):
-            arrangement, features = plans[0].moments, payloads[plans[0].index].get(POSTPONED)
-            if arrangement is not None and features is not None:
-                flags = functools.reduce(jnp.logical_and, map(ready, plans))
-                held = arrangement.thinned() if arrangement.kind == "conv" else arrangement
-                payload = self.emit(plans, held, features, flags)
-                finished |= {plan.index: dict(payload) for plan in plans}
-        return finished
-
-    def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any], postpone: bool):
+    def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
         name = eqn.primitive.name
         if name in INLINE:
             jaxpr, consts = open_jaxpr(eqn.params[INLINE[name]])
-            wrap = _jit if "jit" in name else _checkpoint if name not in CALLS else _call
-            postpone = postpone and wrap is not _checkpoint
-            run = lambda *xs: self.run(inner[0], jaxpr, consts, xs, postpone)
-            return wrap(eqn, run)(*operands)
+            wrap = _jit if "jit" in name else _checkpoint if name in REMATERIALISED else _call
+            return wrap(eqn, lambda *xs: self.run(inner[0], jaxpr, consts, xs))(*operands)
         return {"scan": self.scan, "cond": self.cond, "shard_map": self.shard_map}[name](
             inner, eqn, operands
         )
@@ -307,21 +268,9 @@ def _fed_alike(plans: Sequence[Plan]) -> list[list[Plan]]:
     for plan in plans:
         assert plan.moments is not None
         plain = plan.moments.kind in {"dense", "conv"}
-        key = (plan.site.fed_by, plan.moments) if plain else plan.index
+        key = (plan.site.fed_by, plan.moments, plan.postponed) if plain else plan.index
         groups.setdefault(key, []).append(plan)
     return list(groups.values())
-
-
-def _is_small(features: Sequence[Array], arrangement: Arrangement) -> bool:
-    """Whether features take less memory than their moments."""
-    thinned, moments = jax.eval_shape(
-        lambda *xs: (arrangement.thin(*xs), arrangement.packed_moments(*xs)), *features
-    )
-    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-    return size(thinned) < size(moments)
-
-
-CALLS = frozenset({"closed_call", "core_call"})
 
 
 def _update(payloads: dict[int, Payload], further: dict[int, Payload]) -> None:

@@ -28,6 +28,7 @@ INLINE = {
     "remat": "jaxpr",
     "remat2": "jaxpr",
 }
+REMATERIALISED = frozenset({"checkpoint", "remat", "remat2"})
 OPAQUE_PREFIXES = (
     "custom_",
     "pallas_call",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.extend import core as jex
 
-from ._equation import INLINE, captured, open_jaxpr
+from ._equation import INLINE, REMATERIALISED, captured, open_jaxpr
 from ._values import MIXED, Const, Data, Entangled, Scope, Use, Value, View
 
 if TYPE_CHECKING:
@@ -20,9 +20,11 @@ def inline(
     walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
 ) -> list[Value]:
     """A call: as if its body stood here."""
-    jaxpr, consts = open_jaxpr(eqn.params[INLINE[eqn.primitive.name]])
+    name = eqn.primitive.name
+    jaxpr, consts = open_jaxpr(eqn.params[INLINE[name]])
     flags = [var in tail for var in eqn.outvars]
-    return walker.run(scope.enter(index), jaxpr, map(captured, consts), values, flags)
+    inner = scope.enter(index, kept=name not in REMATERIALISED)
+    return walker.run(inner, jaxpr, map(captured, consts), values, flags)
 
 
 def cond(

@@ -46,20 +46,21 @@ class Arrangement:
     scale: float
     scanned: tuple[bool, ...]
     options: tuple[tuple[str, Any], ...]  # of the patches, of the lookup, of the products
-    stride: int = 1  # moments are taken at every so many positions of the first axis that has any
+    stride: int = 1  # moments come from every so many positions of the first axis that has any
+    weight: float = 1.0  # of a position: how many it stands for
 
     def moments(self, *xs: Array) -> dict[str, Array]:
         """The sums of x x^T [blocks, inputs, inputs] and x [blocks, inputs], of one turn."""
         if self.stride > 1:
-            return self.thinned().moments(*self.thin(*xs))
+            return self._thinned().moments(*self._thin(*xs))
         if self.kind == "lookup":
             return {"second": self._occurrences(*xs)}
         windows = self._windows(xs[0]) if self.kind == "conv" else None
         second, first = self._sums(*xs) if windows is None else self._window_sums(windows, xs[0])
         g, d = self._size(self.blocks), self._size(self.inputs)
         return {
-            "second": second.reshape(g, d, d) * self.scale**2,
-            "first": first.reshape(g, d) * self.scale,
+            "second": second.reshape(g, d, d) * (self.weight * self.scale**2),
+            "first": first.reshape(g, d) * (self.weight * self.scale),
         }
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -87,30 +88,36 @@ class Arrangement:
             return 1  # only a batch that comes first is thinned
         return max(1, self.sizes[self.positions[0]] // 2)
 
-    def kept(self, count: int) -> int:
-        """How many of so many positions the moments are taken at."""
-        size = self.sizes[self.positions[0]] if self.stride > 1 else 1
-        return count // size * -(-size // self.stride)
+    def wait(self, *xs: Array) -> tuple[Array, ...]:
+        """Features that are to wait for a turn: images thinned out, rows as they are.
 
-    def thinned(self) -> Arrangement:
-        """That of what `thin` leaves of features."""
-        if self.stride == 1:
-            return self
-        axis = self.positions[0]
-        size = -(-self.sizes[axis] // self.stride)
-        sizes = (*self.sizes[:axis], size, *self.sizes[axis + 1 :])
-        return dataclasses.replace(self, sizes=sizes, stride=1)
+        To thin rows is left to those whose turn it is: backpropagation keeps all of them anyway.
+        """
+        return self._thin(*xs) if self.kind == "conv" else xs
 
-    def thin(self, *xs: Array) -> list[Array]:
+    def waiting(self) -> Arrangement:
+        """That of what `wait` returns."""
+        return self._thinned() if self.kind == "conv" else self
+
+    def _thin(self, *xs: Array) -> tuple[Array, ...]:
         """Features at the positions where moments are taken."""
         if self.stride == 1:
-            return list(xs)
+            return xs
         (x,) = xs
         if self.kind == "conv":
             axis = dict(self.options)["dimension_numbers"].lhs_spec[0]
         else:
             x, axis = x.reshape(self.sizes), self.positions[0]
-        return [lax.slice_in_dim(x, 0, None, self.stride, axis)]
+        return (lax.slice_in_dim(x, 0, None, self.stride, axis),)
+
+    def _thinned(self) -> Arrangement:
+        """That of what `_thin` returns, each position of which stands for several."""
+        if self.stride == 1:
+            return self
+        axis = self.positions[0]
+        before, after = self.sizes[axis], -(-self.sizes[axis] // self.stride)
+        sizes = (*self.sizes[:axis], after, *self.sizes[axis + 1 :])
+        return dataclasses.replace(self, sizes=sizes, weight=before / after, stride=1)
 
     def all_moments(self, *xs: Array) -> dict[str, Array]:
         """The same over all turns of all loops, whose axes the features have in front."""

@@ -111,16 +111,19 @@ class Roles:
 class Scope:
     """A jaxpr as it stands in the program: what is around it, and the jaxprs inside."""
 
-    def __init__(self, loops: tuple[int, ...] = (), sharded: bool = False):
+    def __init__(self, loops: tuple[int, ...] = (), sharded: bool = False, kept: bool = True):
         self.loops = loops
         self.sharded = sharded
+        self.kept = kept  # whether its values are there once it has run: not in loops and branches
         self.inner: dict[int, list[Scope]] = {}
         self.uses: collections.Counter[Any] = collections.Counter()  # of each variable
 
-    def enter(self, index: int, *, loop: int | None = None, sharded: bool = False) -> Scope:
+    def enter(
+        self, index: int, *, loop: int | None = None, sharded: bool = False, kept: bool = False
+    ) -> Scope:
         """A new scope for a jaxpr inside equation `index`."""
         loops = self.loops if loop is None else (*self.loops, loop)
-        inner = Scope(loops, self.sharded or sharded)
+        inner = Scope(loops, self.sharded or sharded, self.kept and kept)
         self.inner.setdefault(index, []).append(inner)
         return inner
 

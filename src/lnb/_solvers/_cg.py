@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._damping import Damping, damped_product
+from .._kernels import finite_or_zero
 from .._metric import Moments, Theta, count, moments
 from .._moments import Average, preconditioner
 from .._neurons import Neuron
@@ -60,8 +61,8 @@ class CG(Solver):
         first = jnp.zeros_like(square) if first is None else first
         seen = count(features) > 0
         return state._replace(
-            first=state.first.absorb(first, self.mean_decay, seen),
-            square=state.square.absorb(square, self.second_decay, seen),
+            first=state.first.absorb(finite_or_zero(first), self.mean_decay, seen),
+            square=state.square.absorb(finite_or_zero(square), self.second_decay, seen),
         )
 
     def direction(

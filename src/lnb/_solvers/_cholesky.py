@@ -92,11 +92,11 @@ class Cholesky(Solver):
         """At every step at first, then more and more rarely, and not all at the same step."""
         if not neuron.has_gram:
             return self.fallback.due(neuron, step)
-        return (step + neuron.turn % self.every) % self._interval(step) == 0
+        return lax.rem(step + neuron.turn % self.every, self._interval(step)) == 0
 
     def _interval(self, step: Array) -> Array:
         """Steps from one turn to the next, at this time."""
-        return jnp.clip(1 + step // self.every, 1, self.every)
+        return lax.min(1 + lax.div(step, jnp.int32(self.every)), jnp.int32(self.every))
 
     def remembers(self, neuron: Neuron) -> bool:
         return neuron.has_gram or self.fallback.remembers(neuron)

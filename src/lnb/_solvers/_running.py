@@ -8,6 +8,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .._damping import Damping
+from .._kernels import finite_or_zero
 from .._metric import Gram, Moments, Theta
 from .._moments import Average
 from .._neurons import Neuron
@@ -49,8 +50,10 @@ class Running(NamedTuple):
             second = second.reshape(square.shape)
         elif not is_packed(second):
             second = pack(second)
-        means = (None if mean is None else first / n, second / n)
-        return Running(self.average.absorb(means, decay, seen=jnp.isfinite(jnp.sum(second))))
+        finite = jnp.isfinite(jnp.sum(second))
+        means = (None if mean is None else first, second)
+        means = jax.tree.map(lambda x: finite_or_zero(x) / n, means)
+        return Running(self.average.absorb(means, decay, seen=finite))
 
     def metric(self, kind: str, damping: Damping) -> Array | Halves:
         r"""What is left of M without the bias, or its diagonal.
