@@ -29,9 +29,9 @@ class Bench:
     """The cost of a step; where the extra time goes, neuron by neuron; how it grows with width,
     depth and batch; whether cheap statistics cost convergence (needs MNIST and CIFAR-10)."""
     workload: tuple[str, ...] = ()
-    """Only these; parts of names will do."""
+    """Only these; parts of names will do. Of --mode growth: none."""
     optimizer: tuple[str, ...] = ()
-    """Only these, and Adam. Of --mode convergence: only these norms."""
+    """Only these, and Adam (not of --mode growth). Of --mode convergence: only these norms."""
     blocks: int = 5
     """Blocks of ten steps of each optimizer; 0: no times."""
     seeds: int = 1
@@ -50,6 +50,11 @@ class Bench:
             )
         if self.mode == "convergence":
             return self._converge(console)
+        if self.mode == "growth" and (self.workload or self.optimizer):
+            raise SystemExit(
+                "bench: --mode growth measures Adam and LNB on networks of its own: leave "
+                "--workload and --optimizer out."
+            )
         workloads = _known("workload", self.workload, WORKLOADS)
         optimizers = _known("optimizer", self.optimizer, CONTENDERS)
         if self.mode == "steps":

@@ -54,6 +54,11 @@ def test_charts_of_no_known_kind_are_refused_before_anything_is_measured(tmp_pat
         run(chart=tmp_path / "chart.nope")
 
 
+def test_growth_has_networks_of_its_own():
+    with pytest.raises(SystemExit, match="leave --workload and --optimizer out"):
+        run(mode="growth")
+
+
 def test_names_that_are_not_known():
     with pytest.raises(SystemExit, match="no optimizer is called 'adma'"):
         run(optimizer=("adma",))

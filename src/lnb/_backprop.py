@@ -49,7 +49,8 @@ def backprop(
       has_aux: whether `loss_fn` returns (value, auxiliary output).
       opt_state: the state of the optimizer that the features are for. Given that, grams are only
         computed for the neurons whose turn it is, from every `Neuron.stride`-th example; the
-        others' are empty, and count nothing.
+        others' are empty, and count nothing. Features that take little more memory than their gram
+        are then handed over as they are, unless `find_neurons` was asked for grams.
 
     Returns:
       A function of the loss's arguments that returns `(value, grads, features)`, or

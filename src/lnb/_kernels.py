@@ -2,9 +2,8 @@
 
 On a CPU a step takes as long to compile as LLVM has code to optimise for it. Two things are worth
 a detour. To select whole arrays by a scalar makes LLVM write every loop twice; a weight of 0 or 1
-does not. A sum of fewer than some thousand numbers becomes a tree of unrolled loops, at 60 ms each;
-larger ones are left to a library, with no code at all. What is jitted here is traced once for
-all parameters of one shape.
+does not. A sum of fewer than some thousand numbers becomes three kernels; larger ones are left to a
+library, with no code at all. What is jitted here is traced once for all parameters of one shape.
 """
 
 import functools
