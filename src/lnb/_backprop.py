@@ -39,9 +39,9 @@ def backprop(
     Value and gradients are those of `jax.value_and_grad`; the features come out of the same
     forward pass. All inexact arrays of `params` are differentiated, other leaves get `None`.
 
-    Features held as grams are sums: those of micro-batches or devices may be added, as gradients
-    may (`find_neurons(..., metric="gram")` holds all as grams that can be). Features held
-    matrix-free are the arrays themselves, and may not.
+    Features of micro-batches or devices may be added, as gradients may, if the neurons were found
+    with `find_neurons(..., metric="gram")`, in a batch as large as each of these: then they are
+    sums. Otherwise some are the arrays themselves, and may not.
 
     Args:
       loss_fn: the loss that `neurons` were found in.

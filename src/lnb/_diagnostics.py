@@ -11,7 +11,7 @@ from ._optimizer import ScaleByLNBState
 
 
 def diagnostics(opt_state: Any) -> dict[str, Any]:
-    """What LNB knows about its last step.
+    """What LNB knows about the last step that it took.
 
     Args:
       opt_state: an optimizer's state with LNB's somewhere inside: in a chain, in the states of
