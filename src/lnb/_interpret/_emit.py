@@ -148,9 +148,9 @@ class Emitter:
         self, plans: Sequence[Plan], arrangement: Arrangement, features: Sequence[Array]
     ) -> Payload:
         """The moments of features that several plans share; zeros unless it is their turn."""
-        turn = self.turn(plans)
         if plans[0].postponed:
             return dict(enumerate(arrangement.wait(*features)))
+        turn = self.turn(plans)
         if turn is None:
             return arrangement.moments(*features)
         shapes = jax.eval_shape(arrangement.packed_moments, *features)
