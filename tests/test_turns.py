@@ -151,8 +151,26 @@ def test_features_little_larger_than_their_gram(share):
     for state, batch in ((later, 2 * x), (now, huge)):
         _, gradients, features = lnb.backprop(wide_loss, neurons, opt_state=state)(params, batch)
         _, new = optimizer.update(gradients, state, params, features=features)
+        assert lnb.diagnostics(new)["skipped_steps"] == 0  # their gradient is finite
         (new,) = find_nodes(new, ScaleByLNBState)
         jax.tree.map(np.testing.assert_array_equal, new.solver, boosted.solver)
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
+def test_features_that_are_not_kept_do_not_wait(wrap):
+    """What is rematerialised is not to be kept for the sake of a gram."""
+    params, x = {"weight": normal(6, WHOLE + 1, 3)}, normal(7, WHOLE + 1, WHOLE + 1)
+    layer = wrap(lambda weight, x: jnp.tanh(x @ weight))
+    loss = lambda params, x: jnp.sum(layer(params["weight"], x))
+    neurons = lnb.find_neurons(loss, params, x)
+    state = lnb.lnb(0.03, neurons).init(params)
+    _, _, features = lnb.backprop(loss, neurons, opt_state=state)(params, x)
+    assert isinstance(features["weight"], Postponed if wrap is jax.jit else Gram)
+    vector = {"weight": normal(8, WHOLE + 1, 3)}
+    product = lnb.metric_product(neurons, features, vector)["weight"]
+    few = x[:: neurons["weight"].stride]
+    expected = few.T @ (few @ vector["weight"]) / len(few)
+    np.testing.assert_allclose(product, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("share", [math.inf, 0.001])
