@@ -9,12 +9,13 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # On a CPU, JAX's factorisations call OpenBLAS, whose threads wait for the cores that XLA's hold.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-oldest check format bench clean
+.PHONY: help demo test test-oldest test-newest check format bench clean
 
 help:
 	@echo "make demo         train two small networks with LNB and with Adam; writes demo.png"
 	@echo "make test         the tests and the docstrings' examples"
 	@echo "make test-oldest  the same with the oldest supported jax and optax"
+	@echo "make test-newest  the same with the newest Python on this machine, and the newest jax for it"
 	@echo "make check        lint, formatting, types"
 	@echo "make format       mend what lint and formatting can mend by themselves"
 	@echo "make bench        what a step costs beside Adam's; ARGS=--help for more"
@@ -35,6 +36,10 @@ test: $(INSTALLED)
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest PIP_FLAGS="--constraint .ci/oldest.txt"
 
+test-newest:
+	@test -n "$$(.ci/newest-python)" || { echo "There is no Python 3.12 or later here."; exit 1; }
+	$(MAKE) test VENV=.venv-newest PYTHON="$$(.ci/newest-python)"
+
 check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,5 +53,5 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache build dist demo.png
+	rm -rf .venv .venv-oldest .venv-newest .pytest_cache .ruff_cache build dist demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,7 +11,6 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_multi_thread_eigen=false",
         # They compile more than they run: five times as fast without optimisation.
         "--xla_backend_optimization_level=0",
-        "--xla_cpu_use_fusion_emitters=false",
     ]
 )
 

@@ -128,10 +128,9 @@ class _Program:
     def value(
         self, parameters: Sequence[Any], taps: dict[int, jax.Array] | None = None
     ) -> tuple[Any, tuple[list[Any], Payloads]]:
-        jaxpr = self.trace.jaxpr
         arguments = [*parameters, *self.trace.data]
         emitter = self.emitter.tapped(taps) if taps else self.emitter
-        outs, payloads = emitter.run(self.lineage.scope, jaxpr.jaxpr, jaxpr.consts, arguments)
+        outs, payloads = emitter.run(self.lineage.scope, self.trace.body, arguments)
         return outs[0], (outs, payloads)
 
     def features(self, payloads: Payloads) -> dict[str, Features]:

@@ -177,7 +177,7 @@ def find_neurons(
 
 def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[int, str]]:
     """The static pass over a traced loss."""
-    lineage = trace_lineage(trace.jaxpr.jaxpr, trace.jaxpr.consts, len(trace.parameters))
+    lineage = trace_lineage(trace.body, len(trace.parameters))
     excluded = [_is_excluded(exclude, name) for name in trace.names]
     if isinstance(exclude, str) and not any(excluded):
         raise ValueError(f"exclude={exclude!r} is found in none of {', '.join(trace.names)}.")

@@ -7,7 +7,6 @@ no site is bound unchanged.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -17,14 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.extend import core as jex
 from jax.sharding import PartitionSpec
 
-from ._equation import INLINE, REMATERIALISED, binder, open_jaxpr
 from ._flow import split
 from ._program import Program
 from ._statistics import Arrangement
 from ._values import Scope, Site
+from ._versions import INLINE, Body, Equation, is_literal, varying_axes
 
 Payload = dict[Any, Any]
 
@@ -106,24 +104,24 @@ class Emitter:
         )
 
     def run(
-        self, scope: Scope, jaxpr: jex.Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]
+        self, scope: Scope, body: Body, arguments: Sequence[Any]
     ) -> tuple[list[Any], dict[int, Payload]]:
         """The program's outputs, and each site's payload."""
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, arguments, strict=True))
-        read = lambda atom: atom.val if isinstance(atom, jex.Literal) else env[atom]
+        env: dict[Any, Any] = dict(body.constants)
+        env.update(zip(body.invars, arguments, strict=True))
+        read = lambda atom: atom.val if is_literal(atom) else env[atom]
         payloads: dict[int, Payload] = {}
         taps = self.taps.get(scope, {})
-        for index, eqn in enumerate(jaxpr.eqns):
+        for index, eqn in enumerate(body.equations):
             operands = [read(atom) for atom in eqn.invars]
-            with eqn.ctx.manager, _name_scope(eqn):
+            with eqn.context():
                 inner = scope.inner.get(index, ())
                 if any(self._live(s) for s in inner):
                     outs, emitted = self.nested(inner, eqn, operands)
                     _update(payloads, emitted)
                 else:
-                    outs = binder(eqn)(*operands)
-                    outs = outs if eqn.primitive.multiple_results else [outs]
+                    outs = eqn.bind(*operands)
+                    outs = outs if eqn.several else [outs]
             env.update(zip(eqn.outvars, outs, strict=True))
             for var in taps.keys() & set(eqn.outvars) if taps else ():
                 env[var] = env[var] + taps[var]
@@ -135,7 +133,7 @@ class Emitter:
             _update(payloads, {plan.index: dict(payload) for plan in plans})
         for plan, slot, var in self.residuals.get(scope, ()):
             _update(payloads, {plan.index: {f"{slot}": lax.stop_gradient(read(var))}})
-        return [read(atom) for atom in jaxpr.outvars], payloads
+        return [read(atom) for atom in body.outvars], payloads
 
     def turn(self, plans: Sequence[Plan]) -> Array | None:
         """Whether it is the turn of one of these plans; `None` where there are no turns."""
@@ -160,20 +158,19 @@ class Emitter:
             lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
         )
 
-    def nested(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
-        name = eqn.primitive.name
+    def nested(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        name = eqn.name
         if name in INLINE:
-            jaxpr, consts = open_jaxpr(eqn.params[INLINE[name]])
-            wrap = _jit if "jit" in name else _checkpoint if name in REMATERIALISED else _call
-            return wrap(eqn, lambda *xs: self.run(inner[0], jaxpr, consts, xs))(*operands)
+            wrap = {"jit": _jit, "checkpoint": _checkpoint, "call": _call}[name]
+            return wrap(eqn, lambda *xs: self.run(inner[0], eqn.bodies[0], xs))(*operands)
         return {"scan": self.scan, "cond": self.cond, "shard_map": self.shard_map}[name](
             inner, eqn, operands
         )
 
-    def scan(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
-        params = eqn.params
-        body, n_carry = params["jaxpr"], params["num_carry"]
-        consts, init, xs = split(operands, [params["num_consts"], n_carry])
+    def scan(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        params, (body,) = eqn.params, eqn.bodies
+        n_carry = params["carry"]
+        consts, init, xs = split(operands, [params["consts"], n_carry])
         level = len(inner[0].loops)
 
         def sums(index: int, entry: str) -> bool:
@@ -184,7 +181,7 @@ class Emitter:
 
         def turn(carry: list[Any], x: list[Any]):
             arguments = [*consts, *carry, *x]
-            outs, payloads = self.run(inner[0], body.jaxpr, body.consts, arguments)
+            outs, payloads = self.run(inner[0], body, arguments)
             summed = {(i, k): v for i, p in payloads.items() for k, v in p.items() if sums(i, k)}
             stacked = {
                 (i, k): v for i, p in payloads.items() for k, v in p.items() if not sums(i, k)
@@ -199,19 +196,16 @@ class Emitter:
         first = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs]
         shapes = jax.eval_shape(turn, init, first)[2]
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-        options = {
-            k: params[k] for k in ("length", "reverse", "unroll", "_split_transpose") if k in params
-        }
-        (values, totals), (ys, stacked) = lax.scan(step, (init, zeros), xs, **options)
+        (values, totals), (ys, stacked) = lax.scan(step, (init, zeros), xs, **params["options"])
         payloads: dict[int, Payload] = {}
         for (index, entry), value in (*totals.items(), *stacked.items()):
             payloads.setdefault(index, {})[entry] = value
         return [*values, *ys], payloads
 
-    def cond(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
+    def cond(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
         index, *operands = operands
         branches: list[Callable[..., Any]] = []
-        for scope, branch in zip(inner, eqn.params["branches"], strict=True):
+        for scope, branch in zip(inner, eqn.bodies, strict=True):
             branches.append(lambda *xs, s=scope, b=branch: self.branch(s, b, xs))
         shapes: dict[int, Any] = {}
         for branch in branches:
@@ -227,21 +221,19 @@ class Emitter:
 
         return lax.switch(jnp.asarray(index, jnp.int32), [filled(b) for b in branches], *operands)
 
-    def branch(self, scope: Scope, branch: jex.ClosedJaxpr, operands: Sequence[Any]):
+    def branch(self, scope: Scope, branch: Body, operands: Sequence[Any]):
         """Counts are traced from here on: a branch not taken counts nothing."""
-        outs, payloads = self.run(scope, branch.jaxpr, branch.consts, operands)
+        outs, payloads = self.run(scope, branch, operands)
         for index, payload in payloads.items():
             count = self.plans[index].site.count(len(scope.loops))
             payload.setdefault("count", jnp.asarray(count, jnp.float32))
         return outs, payloads
 
-    def shard_map(self, inner: Sequence[Scope], eqn: Any, operands: list[Any]):
-        params = eqn.params
-        names = params.get("newly_manual_axes", params.get("manual_axes"))
-        jaxpr, consts = open_jaxpr(params["jaxpr"])
+    def shard_map(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        params, (body,) = eqn.params, eqn.bodies
 
         def local(*xs: Any):
-            outs, payloads = self.run(inner[0], jaxpr, consts, xs)
+            outs, payloads = self.run(inner[0], body, xs)
             for index, payload in payloads.items():
                 count = self.plans[index].site.count(len(inner[0].loops))
                 payload.setdefault("count", jnp.asarray(count, jnp.float32))
@@ -249,8 +241,10 @@ class Emitter:
 
         def total(payload: Payload) -> Payload:
             """The sums over all devices whose features differ."""
-            axes = tuple(sorted(_varying(payload["second"]) if params["check_vma"] else names))
-            return lax.psum(payload, axes) if axes else payload
+            axes = params["axes"]
+            if params["check_vma"]:
+                axes = varying_axes(payload["second"])
+            return lax.psum(payload, tuple(sorted(axes))) if axes else payload
 
         return jax.shard_map(
             local,
@@ -258,7 +252,7 @@ class Emitter:
             in_specs=params["in_specs"],
             out_specs=(list(params["out_specs"]), PartitionSpec()),
             check_vma=params["check_vma"],
-            axis_names=set(names),
+            axis_names=set(params["axes"]),
         )(*operands)
 
 
@@ -278,34 +272,20 @@ def _update(payloads: dict[int, Payload], further: dict[int, Payload]) -> None:
         payloads.setdefault(index, {}).update(payload)
 
 
-def _varying(x: Array) -> frozenset[str]:
-    """The mesh axes along which an array inside a shard_map differs."""
-    aval: Any = jax.typeof(x)
-    return aval.vma if hasattr(aval, "vma") else aval.mat.varying
-
-
-def _name_scope(eqn: Any) -> contextlib.AbstractContextManager[Any]:
-    name = str(eqn.source_info.name_stack)
-    return jax.named_scope(name) if name else contextlib.nullcontext()
-
-
-def _call(eqn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+def _call(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _checkpoint(eqn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpoint(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
     params = eqn.params
     return jax.checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])
 
 
-def _jit(eqn: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+def _jit(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
     params = eqn.params
     run.__name__ = params["name"]
-    given = lambda shardings: [
-        s if isinstance(s, jax.sharding.Sharding) else None for s in shardings
-    ]
-    ins, outs = given(params["in_shardings"]), given(params["out_shardings"])
-    options: dict[str, Any] = {"inline": params.get("inline", False)}
+    ins, outs = params["in_shardings"], params["out_shardings"]
+    options: dict[str, Any] = {"inline": params["inline"]}
     if any(s is not None for s in ins):
         options["in_shardings"] = tuple(ins)
     if any(s is not None for s in outs):

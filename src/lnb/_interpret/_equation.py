@@ -9,26 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.core import Tracer
-from jax.extend import core as jex
 
 from . import _axes
 from ._program import Step
 from ._values import MIXED, Const, Data, Entangled, Output, Value, View
+from ._versions import Equation, is_literal
 from ._views import VIEW_RULES
 
-# Calls that are as good as inlined: name -> the parameter that holds their jaxpr.
-INLINE = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-}
-REMATERIALISED = frozenset({"checkpoint", "remat", "remat2"})
 OPAQUE_PREFIXES = (
     "custom_",
     "pallas_call",
@@ -65,28 +53,7 @@ _NUMPY = {
 }
 
 
-def open_jaxpr(jaxpr: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, jex.ClosedJaxpr) else (jaxpr, ())
-
-
-def binder(eqn: Any) -> Any:
-    params = eqn.primitive.get_bind_params(eqn.params)
-    return lambda *operands: eqn.primitive.bind(*operands, **params)
-
-
-def exact(eqn: Any) -> Any:
-    """The equation in full precision: no casts, and products as exact as the operands."""
-    if eqn.primitive.name in {"convert_element_type", "reduce_precision"}:
-        return lambda operand: operand
-    params = dict(eqn.primitive.get_bind_params(eqn.params))
-    if "precision" in params:
-        params["precision"] = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
-    if "preferred_element_type" in params:
-        params["preferred_element_type"] = None
-    return lambda *operands: eqn.primitive.bind(*operands, **params)
-
-
-def differentiable(eqn: Any) -> bool:
+def differentiable(eqn: Equation) -> bool:
     return any(
         jnp.issubdtype(getattr(var.aval, "dtype", np.bool_), jnp.inexact) for var in eqn.outvars
     )
@@ -96,7 +63,7 @@ def differentiable(eqn: Any) -> bool:
 
 
 def read(env: dict[Any, Value], atom: Any) -> Value:
-    return Const(_scalar(atom.val)) if isinstance(atom, jex.Literal) else env[atom]
+    return Const(_scalar(atom.val)) if is_literal(atom) else env[atom]
 
 
 def captured(const: Any) -> Const:
@@ -112,11 +79,11 @@ def _scalar(value: Any) -> Any:
     return np.asarray(value) if numeric else None
 
 
-def fold(eqn: Any, values: Sequence[Value]) -> list[Value]:
+def fold(eqn: Equation, values: Sequence[Value]) -> list[Value]:
     """Known scalars stay known: scales such as 1 / sqrt(d), and the indices of loops."""
     captured = any(isinstance(value, Const) and value.captured for value in values)
     unknown: list[Value] = [Const(captured=captured)] * len(eqn.outvars)
-    if eqn.primitive.name == "iota" and len(eqn.outvars[0].aval.shape) == 1:
+    if eqn.name == "iota" and len(eqn.outvars[0].aval.shape) == 1:
         return [Const(np.arange(eqn.outvars[0].aval.shape[0]))]
     known = [
         (v.value, v.turns)
@@ -124,7 +91,7 @@ def fold(eqn: Any, values: Sequence[Value]) -> list[Value]:
         if isinstance(v, Const) and (v.turns is not None or np.size(v.value) == 1)
     ]
     scalar = all(math.prod(var.aval.shape) == 1 for var in (*eqn.invars, *eqn.outvars))
-    if not known or len(known) < len(values) or not scalar or eqn.effects:
+    if not known or len(known) < len(values) or not scalar or eqn.has_effects:
         return unknown
     if any(value is None and turns is None for value, turns in known):
         return unknown
@@ -140,33 +107,33 @@ def fold(eqn: Any, values: Sequence[Value]) -> list[Value]:
     return [Const(_scalar(result[0])) for result in results]
 
 
-def _evaluate(eqn: Any, arguments: Sequence[np.ndarray]) -> Sequence[Any]:
+def _evaluate(eqn: Equation, arguments: Sequence[np.ndarray]) -> Sequence[Any]:
     """A batch of results, with NumPy where it will do: JAX would compile each operation."""
-    if eqn.primitive.name in REARRANGING:
+    if eqn.name in REARRANGING:
         return [arguments[0].astype(eqn.outvars[0].aval.dtype)]
-    if eqn.primitive.name in _NUMPY:
+    if eqn.name in _NUMPY:
         with np.errstate(all="ignore"):  # infinity is a number like any other
-            return [_NUMPY[eqn.primitive.name](*arguments)]
-    if eqn.primitive.name == "jit" and not (jaxpr := eqn.params["jaxpr"]).consts:
-        length = len(arguments[0])
-        env = dict(zip(jaxpr.jaxpr.invars, arguments, strict=True))
-        value = lambda x: np.repeat(x.val, length) if isinstance(x, jex.Literal) else env[x]
-        for inner in jaxpr.eqns:
+            return [_NUMPY[eqn.name](*arguments)]
+    if eqn.name == "jit" and eqn.bodies and not eqn.bodies[0].constants:
+        (body,), length = eqn.bodies, len(arguments[0])
+        env = dict(zip(body.invars, arguments, strict=True))
+        value = lambda x: np.repeat(x.val, length) if is_literal(x) else env[x]
+        for inner in body.equations:
             results = _evaluate(inner, list(map(value, inner.invars)))
             env.update(zip(inner.outvars, results, strict=True))
-        return list(map(value, jaxpr.jaxpr.outvars))
+        return list(map(value, body.outvars))
     shaped = [x.reshape(-1, *a.aval.shape) for x, a in zip(arguments, eqn.invars, strict=True)]
     with jax.ensure_compile_time_eval():
-        results = jax.vmap(binder(eqn))(*map(jnp.asarray, shaped))
-    return results if eqn.primitive.multiple_results else [results]
+        results = jax.vmap(eqn.bind)(*map(jnp.asarray, shaped))
+    return results if eqn.several else [results]
 
 
 # -- data and entangled parameters ---------------------------------------------------------------
 
 
-def blend(eqn: Any, values: Sequence[Value]) -> Data:
+def blend(eqn: Equation, values: Sequence[Value]) -> Data:
     """What is known of the result of an equation that only data (and constants) enter."""
-    name = eqn.primitive.name
+    name = eqn.name
     tags = [
         value.output for value in values if isinstance(value, Data) and value.output is not None
     ]
@@ -184,22 +151,23 @@ def blend(eqn: Any, values: Sequence[Value]) -> Data:
             axes = None if changes is None else changes[0].get("axes", output.axes)
             if axes is not None and "broadcast" not in _axes.labels(_axes.flatten(axes)):
                 slots = (None,) * len(eqn.invars)
-                key = f"{name} {eqn.params} {eqn.invars[at].aval}"
-                step = Step(exact(eqn), key, at, slots, slots, None)
+                step = Step(eqn.exact(), eqn.key, at, slots, slots, None)
                 return Data(Output(output.site, axes, (*output.steps, step)))
     return Data(MIXED if name in BLENDING or name in REARRANGING else None)
 
 
-def entangle(eqn: Any, values: Sequence[Value]) -> Entangled:
+def entangle(eqn: Equation, values: Sequence[Value]) -> Entangled:
     parameters: set[int] = set()
     views = [value for value in values if isinstance(value, View)]
     parameters.update(view.parameter for view in views)
     inherited = [value for value in values if isinstance(value, Entangled)]
     for value in inherited:
         parameters.update(value.parameters)
-    name = eqn.primitive.name
-    opaque = name.startswith(OPAQUE_PREFIXES)
-    if opaque:
+    name = eqn.name
+    opaque = eqn.unreadable or name.startswith(OPAQUE_PREFIXES)
+    if eqn.unreadable:
+        reason = f"it is used inside {name}, which jax {jax.__version__} describes in a new way"
+    elif opaque:
         reason = f"it is used inside {name}, which is opaque"
     elif len(parameters) > 1:
         reason = f"it is combined with another parameter ({name})"

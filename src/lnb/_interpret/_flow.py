@@ -7,37 +7,29 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax.extend import core as jex
 
-from ._equation import INLINE, REMATERIALISED, captured, open_jaxpr
 from ._values import MIXED, Const, Data, Entangled, Scope, Use, Value, View
+from ._versions import Body, Equation, literals
 
 if TYPE_CHECKING:
     from ._lineage import Walker
 
 
 def inline(
-    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+    walker: Walker, scope: Scope, index: int, eqn: Equation, values: list[Value], tail: set[Any]
 ) -> list[Value]:
     """A call: as if its body stood here."""
-    name = eqn.primitive.name
-    jaxpr, consts = open_jaxpr(eqn.params[INLINE[name]])
     flags = [var in tail for var in eqn.outvars]
-    inner = scope.enter(index, kept=name not in REMATERIALISED)
-    return walker.run(inner, jaxpr, map(captured, consts), values, flags)
+    inner = scope.enter(index, kept=eqn.name != "checkpoint")
+    return walker.run(inner, eqn.bodies[0], values, flags)
 
 
 def cond(
-    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+    walker: Walker, scope: Scope, index: int, eqn: Equation, values: list[Value], tail: set[Any]
 ) -> list[Value]:
     """One of several branches, by a choice made at run time."""
     flags = [var in tail for var in eqn.outvars]
-    results = [
-        walker.run(
-            scope.enter(index), branch.jaxpr, map(captured, branch.consts), values[1:], flags
-        )
-        for branch in eqn.params["branches"]
-    ]
+    results = [walker.run(scope.enter(index), branch, values[1:], flags) for branch in eqn.bodies]
     return [_either(walker, outs) for outs in zip(*results, strict=True)]
 
 
@@ -50,14 +42,14 @@ def _either(walker: Walker, values: Sequence[Value]) -> Value:
 
 
 def scan(
-    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+    walker: Walker, scope: Scope, index: int, eqn: Equation, values: list[Value], tail: set[Any]
 ) -> list[Value]:
     """A loop: weights may be scanned over, or the same at every turn."""
-    params, body = eqn.params, eqn.params["jaxpr"]
-    consts, carry, xs = split(values, [params["num_consts"], params["num_carry"]])
+    params, (body,) = eqn.params, eqn.bodies
+    consts, carry, xs = split(values, [params["consts"], params["carry"]])
     inside = [*map(_still, consts), *map(_still, carry), *map(_turning, xs)]
     carried = range(len(consts), len(consts) + len(carry))
-    outs, ins = body.jaxpr.outvars, body.jaxpr.invars
+    outs, ins = body.outvars, body.invars
     kept = [outs[k] is ins[i] for k, i in enumerate(carried)]
     for k, i in enumerate(carried):
         if not kept[k]:
@@ -65,11 +57,11 @@ def scan(
             walker.use(carry[k], Use("identity"))
             start = carry[k]
             known = isinstance(start, Const)
-            inside[i] = _counter(body.jaxpr, start, i, k, params["length"]) if known else Data()
+            inside[i] = _counter(body, start, i, k, params["length"]) if known else Data()
 
     def run(walker: Walker, scope: Scope) -> list[Value]:
         flags = [var in tail for var in eqn.outvars]
-        return walker.run(scope, body.jaxpr, map(captured, body.consts), inside, flags)
+        return walker.run(scope, body, inside, flags)
 
     # What starts as a constant need not stay one: try, until nothing changes.
     while any(isinstance(inside[i], Const) for i in carried):
@@ -116,29 +108,28 @@ def _leaving(value: Value) -> Value:
     return Const() if isinstance(value, Const) else plain(value)
 
 
-def _counter(jaxpr: jex.Jaxpr, start: Const, at: int, out: int, length: int) -> Const:
+def _counter(body: Body, start: Const, at: int, out: int, length: int) -> Const:
     """A carried constant: known at every turn if the body adds a known number to it."""
-    eqn = next((e for e in jaxpr.eqns if jaxpr.outvars[out] in e.outvars), None)
-    if eqn is None or eqn.primitive.name != "add" or np.size(start.value) != 1:
+    eqn = next((e for e in body.equations if body.outvars[out] in e.outvars), None)
+    if eqn is None or eqn.name != "add" or np.size(start.value) != 1:
         return Const()
-    step = [atom.val for atom in eqn.invars if isinstance(atom, jex.Literal)]
-    if start.value is None or jaxpr.invars[at] not in eqn.invars or len(step) != 1:
+    step = literals(eqn.invars)
+    if start.value is None or body.invars[at] not in eqn.invars or len(step) != 1:
         return Const()
     return Const(turns=np.ravel(start.value) + np.ravel(step[0]) * np.arange(length))
 
 
 def shard_map(
-    walker: Walker, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+    walker: Walker, scope: Scope, index: int, eqn: Equation, values: list[Value], tail: set[Any]
 ) -> list[Value]:
     """A program on every device: replicated weights are what they were outside."""
-    jaxpr, consts = open_jaxpr(eqn.params["jaxpr"])
     inside = [
         _sharded(value) if any(axis is not None for axis in spec) else plain(value)
         for value, spec in zip(values, eqn.params["in_specs"], strict=True)
     ]
     flags = [var in tail for var in eqn.outvars]
     inner = scope.enter(index, sharded=True)
-    return [plain(out) for out in walker.run(inner, jaxpr, map(captured, consts), inside, flags)]
+    return [plain(out) for out in walker.run(inner, eqn.bodies[0], inside, flags)]
 
 
 def _sharded(value: Value) -> Value:

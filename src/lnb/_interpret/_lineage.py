@@ -5,21 +5,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend import core as jex
 
 from . import _axes, _flow
 from ._equation import (
     ADDITIONS,
-    INLINE,
     blend,
     captured,
     differentiable,
     entangle,
-    exact,
     fold,
     read,
 )
@@ -27,6 +24,7 @@ from ._program import Step
 from ._sites import SITE_RULES, pair_bias, relabel
 from ._tail import tail_of
 from ._values import MIXED, Const, Data, Entangled, Output, Scope, Site, Use, Value, View
+from ._versions import INLINE, Body, Equation, is_literal
 from ._views import VIEW_RULES
 
 # Primitives whose results are their operands, one for one.
@@ -47,14 +45,14 @@ class Lineage:
     origins: dict[int, tuple[Scope, Any]]  # of each residual slot: scope and variable
 
 
-def trace_lineage(jaxpr: jex.Jaxpr, consts: Sequence[Any], parameters: int) -> Lineage:
-    """Follows the first `parameters` inputs of `jaxpr`."""
+def trace_lineage(body: Body, parameters: int) -> Lineage:
+    """Follows the first `parameters` inputs of a program."""
     walker = Walker()
-    axes = [_axes.fresh(_shape(var), "parameter") for var in jaxpr.invars[:parameters]]
+    axes = [_axes.fresh(_shape(var), "parameter") for var in body.invars[:parameters]]
     values: list[Value] = [View(index, a) for index, a in enumerate(axes)]
-    values += [Data()] * (len(jaxpr.invars) - parameters)
+    values += [Data()] * (len(body.invars) - parameters)
     scope = Scope()
-    walker.run(scope, jaxpr, map(captured, consts), values, [True] * len(jaxpr.outvars))
+    walker.run(scope, body, values, [True] * len(body.outvars))
     return Lineage(scope, dict(walker.uses), axes, walker.origins)
 
 
@@ -68,38 +66,37 @@ class Walker:
     def run(
         self,
         scope: Scope,
-        jaxpr: jex.Jaxpr,
-        consts: Iterable[Value],
+        body: Body,
         arguments: Sequence[Value],
         tail_outputs: Sequence[bool],
     ) -> list[Value]:
-        env: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, arguments, strict=True))
-        tail = tail_of(jaxpr, tail_outputs)
-        atoms = [*itertools.chain.from_iterable(e.invars for e in jaxpr.eqns), *jaxpr.outvars]
-        scope.uses.update(atom for atom in atoms if not isinstance(atom, jex.Literal))
-        for index, eqn in enumerate(jaxpr.eqns):
+        env: dict[Any, Value] = {var: captured(value) for var, value in body.constants}
+        env.update(zip(body.invars, arguments, strict=True))
+        tail = tail_of(body, tail_outputs)
+        atoms = [*itertools.chain.from_iterable(e.invars for e in body.equations), *body.outvars]
+        scope.uses.update(atom for atom in atoms if not is_literal(atom))
+        for index, eqn in enumerate(body.equations):
             values = [read(env, atom) for atom in eqn.invars]
             env.update(
                 zip(eqn.outvars, self.equation(scope, index, eqn, values, tail), strict=True)
             )
-        return [read(env, atom) for atom in jaxpr.outvars]
+        return [read(env, atom) for atom in body.outvars]
 
     def equation(
-        self, scope: Scope, index: int, eqn: Any, values: list[Value], tail: set[Any]
+        self, scope: Scope, index: int, eqn: Equation, values: list[Value], tail: set[Any]
     ) -> list[Value]:
-        name = eqn.primitive.name
+        name = eqn.name
         if name in FORWARDING:
             return values
         if all(isinstance(value, Const) for value in values):
             return fold(eqn, values)
         relevant = any(isinstance(v, View | Entangled) for v in values)
         tagged = any(isinstance(v, Data) and v.output is not None for v in values)
-        if name in INLINE and (relevant or tagged):
+        if name in INLINE and eqn.bodies and (relevant or tagged):
             return _flow.inline(self, scope, index, eqn, values, tail)
         if not relevant:
             return self.data(scope, eqn, values)
-        if name in _flow.CONTROL:
+        if name in _flow.CONTROL and eqn.bodies:
             return _flow.CONTROL[name](self, scope, index, eqn, values, tail)
         if name == "stop_gradient" or not differentiable(eqn):
             return [Data()] * len(eqn.outvars)
@@ -107,17 +104,23 @@ class Walker:
 
     # -- where parameters meet something --------------------------------------------------------
 
-    def meeting(self, scope: Scope, eqn: Any, values: list[Value], tail: set[Any]) -> list[Value]:
-        name = eqn.primitive.name
+    def meeting(
+        self, scope: Scope, eqn: Equation, values: list[Value], tail: set[Any]
+    ) -> list[Value]:
+        name = eqn.name
         views = [i for i, v in enumerate(values) if isinstance(v, View)]
-        if len(views) == 1 and not any(isinstance(v, Entangled) for v in values):
+        if (
+            len(views) == 1
+            and not eqn.unreadable
+            and not any(isinstance(v, Entangled) for v in values)
+        ):
             result = self.single_view(scope, eqn, values, views[0], tail)
             if result is not None:
                 return result
         data = any(isinstance(v, Data) for v in values)
         if data and name in ADDITIONS and eqn.outvars[0] in tail:
             return [blend(eqn, values)]  # a penalty, on its way to the loss
-        if data and name in JOINS:
+        if data and name in JOINS and not eqn.unreadable:
             for value in values:
                 self.use(value, Use("identity"))
             return [Data(MIXED)] * len(eqn.outvars)
@@ -128,9 +131,9 @@ class Walker:
         return [Data()] * len(eqn.outvars)
 
     def single_view(
-        self, scope: Scope, eqn: Any, values: list[Value], at: int, tail: set[Any]
+        self, scope: Scope, eqn: Equation, values: list[Value], at: int, tail: set[Any]
     ) -> list[Value] | None:
-        name = eqn.primitive.name
+        name = eqn.name
         view = values[at]
         assert isinstance(view, View)
         others = [value for i, value in enumerate(values) if i != at]
@@ -149,7 +152,9 @@ class Walker:
             return [self.addition(eqn, at, view, others[0], tail)]
         return None
 
-    def site(self, scope: Scope, eqn: Any, at: int, view: View, found: dict[str, Any]) -> Value:
+    def site(
+        self, scope: Scope, eqn: Equation, at: int, view: View, found: dict[str, Any]
+    ) -> Value:
         out_axes = found.pop("out_axes", None)
         steps = (self.step(scope, eqn, at, 0),)
         site = Site(
@@ -164,9 +169,9 @@ class Walker:
         self.use(view, Use("site", site))
         return Data(Output(site, out_axes) if out_axes is not None else MIXED)
 
-    def addition(self, eqn: Any, at: int, view: View, data: Data, tail: set[Any]) -> Value:
+    def addition(self, eqn: Equation, at: int, view: View, data: Data, tail: set[Any]) -> Value:
         output = data.output
-        if eqn.primitive.name == "sub" and at == 1:
+        if eqn.name == "sub" and at == 1:
             view = view.then(Step.make("neg", jnp.negative), scale=-view.scale)
         if isinstance(output, Output) and output.site.bias is None:
             pairs = pair_bias(view, output, eqn.outvars[0].aval.shape)
@@ -179,16 +184,16 @@ class Walker:
             self.use(view, Use("identity"))
         return Data(None if output is None else MIXED)
 
-    def data(self, scope: Scope, eqn: Any, values: list[Value]) -> list[Value]:
+    def data(self, scope: Scope, eqn: Equation, values: list[Value]) -> list[Value]:
         """An equation without parameters. Site outputs pass through it, and scales grow in it."""
-        if eqn.primitive.name == "mul":
+        if eqn.name == "mul":
             for at, value in enumerate(values):
                 output = value.output if isinstance(value, Data) else None
                 if isinstance(output, Output) and _goes_on(scope, eqn, values, at, output):
                     return [self.rescale(scope, eqn, at, output)]
         return [blend(eqn, values)] * len(eqn.outvars)
 
-    def rescale(self, scope: Scope, eqn: Any, at: int, output: Output) -> Value:
+    def rescale(self, scope: Scope, eqn: Equation, at: int, output: Output) -> Value:
         """A scale that has met one factor of its features meets another.
 
         Normalisation layers write (x - mean) * (rsqrt(variance) * scale): all of it is what the
@@ -204,17 +209,16 @@ class Walker:
         site.positions = _axes.size(a for a in _axes.flatten(axes) if a.label == "position")
         return Data(Output(site, axes))
 
-    def step(self, scope: Scope, eqn: Any, at: int, output: int) -> Step:
+    def step(self, scope: Scope, eqn: Equation, at: int, output: int) -> Step:
         slots, literals = [], []
         for i, atom in enumerate(eqn.invars):
-            literal = isinstance(atom, jex.Literal)
+            literal = is_literal(atom)
             slots.append(None if literal or i == at else len(self.origins))
             literals.append(atom.val if literal else None)
             if slots[-1] is not None:
                 self.origins[slots[-1]] = (scope, atom)
-        key = f"{eqn.primitive.name} {eqn.params} {[str(a.aval) for a in eqn.invars]}"
-        several = eqn.primitive.multiple_results
-        return Step(exact(eqn), key, at, tuple(slots), tuple(literals), output if several else None)
+        several = output if eqn.several else None
+        return Step(eqn.exact(), eqn.key, at, tuple(slots), tuple(literals), several)
 
     def use(self, value: Value, use: Use) -> None:
         """Notes what becomes of a view; an entangled parameter can have no use."""
@@ -226,7 +230,7 @@ class Walker:
                 self.uses[parameter].append(Use(kind, reason=value.reason))
 
 
-def _goes_on(scope: Scope, eqn: Any, values: list[Value], at: int, output: Output) -> bool:
+def _goes_on(scope: Scope, eqn: Equation, values: list[Value], at: int, output: Output) -> bool:
     """Whether this product with data is the only place that a scale's output goes to."""
     return (
         output.site.kind == "scale"

@@ -13,6 +13,7 @@ from typing import Any
 from . import _axes
 from ._axes import Atom, Axes, Axis
 from ._values import Data, Output, Roles, Value, View
+from ._versions import Equation
 
 Found = dict[str, Any] | None
 
@@ -25,7 +26,7 @@ def _parameters(atoms: Sequence[Atom]) -> bool:
     return _axes.labels(atoms) <= {"parameter"}
 
 
-def _dot(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
+def _dot(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     contracting, batch = eqn.params["dimension_numbers"]
     feature = eqn.invars[1 - at]
     shape = _shape(feature)
@@ -69,7 +70,7 @@ def _dot(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     }
 
 
-def _conv(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
+def _conv(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     params, out = eqn.params, eqn.outvars[0]
     numbers = params["dimension_numbers"]
     units = _shape(eqn.invars[1])[numbers.rhs_spec[0]]
@@ -111,8 +112,8 @@ def _conv(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     }
 
 
-def _mul(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
-    if eqn.primitive.name == "div" and at == 1:
+def _mul(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
+    if eqn.name == "div" and at == 1:
         return None
     feature, shape = eqn.invars[1 - at], _shape(eqn.outvars[0])
     found = {"kind": "scale", "features": (feature,)}
@@ -122,7 +123,7 @@ def _mul(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     axes = _axes.spread(view.axes, shape)
     atoms = _axes.flatten(axes)
     found["positions"] = _axes.size(atom for atom in atoms if atom.label == "broadcast")
-    if eqn.primitive.name == "div":
+    if eqn.name == "div":
         return found
     axes = relabel(axes)
     blocks = [atom for atom in atoms if atom.label == "parameter"]
@@ -146,7 +147,7 @@ def relabel(axes: Axes) -> Axes:
     )
 
 
-def _gather(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
+def _gather(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     if at != 0:
         return None
     indices, shape = eqn.invars[1], _shape(eqn.invars[0])
@@ -170,7 +171,7 @@ def _gather(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
     return {**found, "roles": roles, "options": {"mode": eqn.params["mode"]}}
 
 
-def _pick(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Found:
+def _pick(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     """`dynamic_slice` at an index that depends on the batch."""
     if at != 0 or not any(isinstance(value, Data) for value in values[1:]):
         return None

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core as jex
+
+from ._versions import Body, make_body
 
 
 def path_name(path: Sequence[Any]) -> str:
@@ -30,9 +31,9 @@ def is_parameter(leaf: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """A loss as a jaxpr whose first inputs are the parameters."""
+    """A loss as a program whose first inputs are the parameters."""
 
-    jaxpr: jex.ClosedJaxpr
+    body: Body
     names: list[str]
     parameters: list[Any]
     data: list[Any]
@@ -91,7 +92,7 @@ def trace_loss(
         output["arrays"] = [is_array(leaf) for leaf in aux_leaves]
         return [value, *(leaf for leaf in aux_leaves if is_array(leaf))]
 
-    jaxpr = jax.make_jaxpr(flat)(parameters, data)
+    body = make_body(jax.make_jaxpr(flat)(parameters, data))
 
     def unflatten(outs: Sequence[Any]) -> tuple[Any, Any]:
         arrays = iter(outs[1:])
@@ -107,7 +108,7 @@ def trace_loss(
             params_tree, [next(found) if is_parameter(leaf) else None for _, leaf in with_paths]
         )
 
-    return Trace(jaxpr, names, parameters, data, unflatten, gradient_tree)
+    return Trace(body, names, parameters, data, unflatten, gradient_tree)
 
 
 def _check_value(value: Any) -> None:

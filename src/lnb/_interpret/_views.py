@@ -16,6 +16,7 @@ import numpy as np
 from . import _axes
 from ._axes import Atom
 from ._values import Const, Cut, Value, View
+from ._versions import Equation
 
 Changes = list[dict[str, Any]] | None
 
@@ -24,43 +25,43 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
-def _reshape(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _reshape(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     axes = None if view.axes is None else _axes.reshape(view.axes, _shape(eqn.outvars[0]))
     return [{"axes": axes}]
 
 
-def _transpose(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _transpose(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     axes = view.axes
     return [{"axes": axes and tuple(axes[i] for i in eqn.params["permutation"])}]
 
 
-def _broadcast(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _broadcast(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     if view.axes is None:
         return [{"axes": None}]
     shape, dimensions = _shape(eqn.outvars[0]), eqn.params["broadcast_dimensions"]
     return [{"axes": _axes.broadcast(view.axes, shape, dimensions)}]
 
 
-def _unstructured(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _unstructured(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     """Linear, but no rearrangement of the parameter's elements (or not one worth telling)."""
     return [{"axes": None}]
 
 
-def _unknown_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _unknown_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     share = math.prod(_shape(eqn.outvars[0])) / math.prod(_shape(eqn.invars[at]))
     return [{"axes": None, "fraction": view.fraction * min(1.0, share)}]
 
 
-def _cast(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _cast(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     return None if eqn.outvars[0].aval.dtype.kind == "c" else [{}]
 
 
-def _negate(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _negate(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     return [{"scale": -view.scale}]
 
 
-def _scale(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
-    if eqn.primitive.name == "div" and at == 1:
+def _scale(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
+    if eqn.name == "div" and at == 1:
         return None
     other = values[1 - at]
     assert isinstance(other, Const)
@@ -68,14 +69,14 @@ def _scale(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
         return None
     if other.value is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
         factor = np.reshape(other.value, ()).item()
-        if eqn.primitive.name == "div":
+        if eqn.name == "div":
             factor = 1 / factor if factor else math.inf
         return [{"scale": view.scale * factor}]
     repeated = _is_broadcast(view) or _shape(eqn.outvars[0]) != _shape(eqn.invars[at])
     return None if repeated else [{"axes": None}]
 
 
-def _offset(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _offset(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     """Plus a constant: the derivative, all that counts, is the same."""
     other = values[1 - at]
     assert isinstance(other, Const)
@@ -83,7 +84,7 @@ def _offset(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
         return None
     if other.value is None and _is_broadcast(view):
         return None
-    return [{"scale": -view.scale}] if eqn.primitive.name == "sub" and at == 1 else [{}]
+    return [{"scale": -view.scale}] if eqn.name == "sub" and at == 1 else [{}]
 
 
 def _is_broadcast(view: View) -> bool:
@@ -117,12 +118,12 @@ def _cut(view: View, starts: Sequence[int], stops: Sequence[int], strides: Seque
     return {"axes": tuple(axes), "cuts": tuple(cuts), "fraction": view.fraction * share}
 
 
-def _slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
     return [_cut(view, starts, stops, eqn.params["strides"] or (1,) * len(starts))]
 
 
-def _split(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _split(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     axis, shape = eqn.params["axis"], _shape(eqn.invars[at])
     changes, begin = [], 0
     for length in eqn.params["sizes"]:
@@ -133,7 +134,7 @@ def _split(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
     return changes
 
 
-def _dynamic_slice(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _dynamic_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     if at != 0:
         return None
     sizes, shape = eqn.params["slice_sizes"], _shape(eqn.invars[0])
@@ -159,18 +160,18 @@ def _is_counter(index: Value, length: int) -> bool:
     return turns is not None and np.array_equal(np.ravel(turns), np.arange(length))
 
 
-def _selected(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _selected(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     """By a constant mask."""
     return None if at == 0 else _unstructured(eqn, at, view, values)
 
 
-def _gathered(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _gathered(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     """By a constant index: one row is a slice, several are a lookup."""
     rows = math.prod(_shape(eqn.invars[1])[:-1])
     return _unknown_slice(eqn, at, view, values) if at == 0 and rows == 1 else None
 
 
-def _contracted(eqn: Any, at: int, view: View, values: Sequence[Value]) -> Changes:
+def _contracted(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     """With a constant that is no data: it is not captured, or has no axis for examples.
 
     Derivatives inside the loss start from such: ones, or a direction.
