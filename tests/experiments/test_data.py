@@ -8,9 +8,11 @@ import pickle
 import struct
 import tarfile
 import threading
+import tracemalloc
 import warnings
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pooch
@@ -170,6 +172,39 @@ def test_pickles_run_nothing(tmp_path):
     with pytest.raises(DataError, match="batch is refused"):
         load_batch(tmp_path / "batch", python2_pickle(*(a[0] for a in small_cifar10()[1:]))[:500])
     assert tmp_path.exists()
+
+
+def nested_labels(levels: int) -> bytes:
+    """A batch whose labels are a list of ten times one list, and so on: a number for each level."""
+    nested = b"]K\x00a"
+    for level in range(levels):
+        nested += b"q%c0](" % level + 10 * (b"h%c" % level) + b"e"
+    batch = python2_pickle(np.zeros((1, 3072), np.uint8), np.zeros(0))
+    return batch.replace(b"](e", nested)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x02}r\xff\xff\xff\x00.", "entry 16777215 of its memo at byte 3"),
+        (b"\x80\x02}p16777215\n.", "entry 16777215 of its memo at byte 3"),
+        (b"\x80\x03B\xff\xff\xff\x0f.", "268435455 bytes"),
+        (b"\x80\x04\x8e" + struct.pack("<Q", 2**28) + b".", "268435456 bytes"),
+        (b"\x80\x05\x96" + struct.pack("<Q", 2**28) + b".", "268435456 bytes"),
+        (b"\x80\x04\x95" + struct.pack("<Q", 2**28) + b".", "truncated"),
+        (b"\x80\x02T\xff\xff\xff\x0f.", "268435455 bytes"),
+        (nested_labels(6), "list"),
+    ],
+    ids=["memo", "memo as text", "bytes", "long bytes", "array", "frame", "text", "labels"],
+)
+def test_pickles_take_no_more_memory_than_their_size_allows(content, message):
+    """What a length, an index or nested lists claim is not set aside before it is checked."""
+    tracemalloc.start()
+    with pytest.raises(DataError, match=rf"batch is refused.*{message}"):
+        load_batch(Path("batch"), content)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
 
 
 def encoded(array: np.ndarray, kind: str) -> bytes:
