@@ -319,3 +319,27 @@ def test_downloads(tmp_path, monkeypatch):
         DataError, match=rf"(?s)downloaded from {url}.*--data-dir DIR.*mnist/{{train-im"
     ):
         data.mnist(Source(), gone)
+
+
+@pytest.mark.parametrize("kind", ["through a link", "by dots"])
+def test_archives_write_nothing_outside_of_their_folder(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "cache" / name)
+    monkeypatch.delenv("LNB_DATA", raising=False)
+    (tmp_path / "outside").mkdir()
+    archive = tmp_path / "cache" / "lnb" / "downloads" / "bad.tar.gz"  # as if downloaded
+    archive.parent.mkdir(parents=True)
+    with tarfile.open(archive, "w:gz") as tar:
+        link = tarfile.TarInfo(f"{BINARY.folder}/link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
+        if kind == "through a link":
+            tar.addfile(link)
+            tar.addfile(tarfile.TarInfo(f"{link.name}/file"))
+        else:
+            tar.addfile(tarfile.TarInfo(f"{BINARY.folder}/../../../outside/file"))
+    bad = replace(BINARY, downloads={"http://nowhere/bad.tar.gz": md5(archive.read_bytes())})
+    with pytest.raises(DataError, match=r"bad.tar.gz.*(outside the destination|absolute path)"):
+        data.cifar10(Source(), bad)
+    monkeypatch.delattr(tarfile, "data_filter")  # as before Python 3.11.4
+    with pytest.raises(DataError, match=r"bad.tar.gz.*takes Python 3.11.4"):
+        data.cifar10(Source(), bad)
+    assert not list((tmp_path / "outside").iterdir())
