@@ -4,14 +4,16 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from .records import CONFIG_FIELDS, RESULT_FIELDS, damaged, read_log, read_object
+
 CONFIG, ENVIRONMENT, LOG, RESULT = "config.json", "environment.json", "log.jsonl", "result.json"
+CHECKPOINT = "checkpoint.json"  # which checkpoint is complete, with its checksums
 PACKAGES = "lnb jax jaxlib optax numpy orbax-checkpoint".split()
 
 
@@ -59,13 +61,16 @@ class RunFolder:
     def result(self) -> dict[str, Any] | None:
         """What came out, once the run is finished."""
         file = self.path / RESULT
-        return json.loads(file.read_text()) if file.exists() else None
+        return read_object(file, RESULT_FIELDS) if file.exists() else None
 
     def check(self, config: dict[str, Any], resume: bool) -> None:
-        """Refuses a folder with another run than the one to go on with."""
+        """Refuses a folder with another run than the one to go on with, or with a damaged one."""
         if not (self.path / CONFIG).exists():
+            for name in (LOG, RESULT, CHECKPOINT, self.checkpoints.name):  # all written later
+                if (self.path / name).exists():
+                    raise damaged(self.path / CONFIG, f"is missing beside {name}", self.path)
             return
-        there, now = _flat(json.loads((self.path / CONFIG).read_text())), _flat(config)
+        there, now = _flat(read_object(self.path / CONFIG, CONFIG_FIELDS)), _flat(config)
         changed = [key for key in {**there, **now} if there.get(key) != now.get(key)]
         if changed:
             lines = [f"  {key}: {there.get(key)} there, {now.get(key)} now" for key in changed]
@@ -78,12 +83,13 @@ class RunFolder:
                 f"{self.path} holds this run already. Go on with it by --resume, or choose another "
                 "--out."
             )
+        read_object(self.path / ENVIRONMENT, {})
 
     def open(self, config: dict[str, Any]) -> None:
         """Makes the folder, or notes that its run goes on in another environment."""
         make_folder(self.path)
         file, now = self.path / ENVIRONMENT, environment()
-        there = json.loads(file.read_text()) if file.exists() else now
+        there = read_object(file, {}) if file.exists() else now
         same = now == {key: there.get(key) for key in now}
         self.write(ENVIRONMENT, there if same else {**there, "resumed_in": now})
         self.write(CONFIG, config)  # last: a folder with a configuration is complete
@@ -99,27 +105,20 @@ class RunFolder:
         self.write(RESULT, result)
         return _strict(result)
 
-    def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Drops what was logged after a step; returns what is left of the log."""
+    def lines(self, step: int) -> list[dict[str, Any]]:
+        """The log up to a step, none of which may be missing."""
+        return [line for line in read_log(self.path / LOG, step) if 0 < line["step"] <= step]
+
+    def rewind(self, lines: list[dict[str, Any]]) -> None:
+        """Drops what was logged after these lines."""
         file = self.path / LOG
-        lines = [line for line in _read_lines(file) if line["step"] <= step]
         new = file.with_suffix(".new")
         new.write_text("".join(json.dumps(line) + "\n" for line in lines))
         os.replace(new, file)
-        return lines
 
     def append(self, line: dict[str, Any]) -> None:
         with (self.path / LOG).open("a") as file:
             file.write(json.dumps(_strict(line)) + "\n")
-
-
-def _read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The log's lines; the last may have been cut off when its run was killed."""
-    if not file.exists():
-        return
-    for line in file.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
 
 
 def _strict(content: Any) -> Any:

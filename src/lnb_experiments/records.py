@@ -1,21 +1,49 @@
 """What runs left behind: reads the folders that the runner writes."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-CONFIG_FIELDS = (
-    "experiment preset sizes optimizer learning_rate seed role evaluated_on headline "
-    "larger_is_better data"
-).split()
+Fields = dict[str, Any]  # the type of each field, or a union of types
+
+CONFIG_FIELDS: Fields = {
+    **dict.fromkeys("experiment preset optimizer role evaluated_on headline data".split(), str),
+    "sizes": dict,
+    "learning_rate": int | float,
+    "seed": int,
+    "larger_is_better": bool,
+}
+RESULT_FIELDS: Fields = {"status": str, "step": int, "evaluation": dict, "seconds": int | float}
+EVALUATION_FIELDS: Fields = {"step": int, "evaluation": dict}
+STEP_FIELDS: Fields = {
+    "step": int,
+    **dict.fromkeys("epoch seconds load_seconds".split(), int | float),
+    "loss": int | float | None,
+}
 
 
 class RecordError(Exception):
     """Runs that are missing or damaged; the message says which file, and what is wrong with it."""
+
+
+def damaged(where: Path | str, what: str, folder: Path) -> RecordError:
+    """An error that names the file, says what is wrong with it, and what to do with its run.
+
+    Args:
+      where: the file, or a line of it.
+      what: what is wrong, as the rest of a sentence that begins with the file.
+      folder: the folder of the run.
+    """
+    return RecordError(
+        f"{where} {what}. Put back a copy of it, or move {folder} away: `lnb run` and `lnb sweep` "
+        "then start its run again, and `lnb report` leaves it out."
+    )
 
 
 class Series(NamedTuple):
@@ -75,65 +103,70 @@ class Record:
 
 def find_runs(folder: Path) -> list[Record]:
     """All runs in a folder and below it, ordered by path."""
-    files = sorted(Path(folder).rglob("config.json"))
-    if not files:
+    # A run may be under way, whose checkpoints come and go: `os.walk` passes over what is gone.
+    folders = sorted(
+        Path(path) for path, _, files in os.walk(folder) if {"config.json", "log.jsonl"} & {*files}
+    )
+    if not folders:
         found = "holds no run" if Path(folder).is_dir() else "is no folder"
         raise RecordError(
             f"{folder} {found}. Give the folder "
             "that runs were written to: after `lnb run ... --out FOLDER`, `lnb report FOLDER`."
         )
-    return [read_run(file.parent) for file in files]
+    return [read_run(folder) for folder in folders]
 
 
 def read_run(folder: Path) -> Record:
     """Reads one run, finished or not."""
     folder = Path(folder)
-    config = _read_object(folder / "config.json")
-    missing = [name for name in CONFIG_FIELDS if name not in config]
-    if missing:
-        raise RecordError(
-            f"{folder / 'config.json'} lacks {', '.join(missing)}, which every run writes; "
-            "move it away if it is not that of a run."
-        )
-    lines = _read_log(folder / "log.jsonl")
+    config = read_object(folder / "config.json", CONFIG_FIELDS)
+    environment = read_object(folder / "environment.json", {})
     result = folder / "result.json"
+    result = read_object(result, RESULT_FIELDS) if result.exists() else None
+    lines = read_log(folder / "log.jsonl", result["step"] if result else 0)
     return Record(
         folder,
         config,
-        _read_object(folder / "environment.json"),
+        environment,
         _series([line for line in lines if "loss" in line], lambda line: line),
         _series(
             [line for line in lines if line.get("evaluation")], lambda line: line["evaluation"]
         ),
-        _read_object(result) if result.exists() else None,
+        result,
     )
 
 
-def _read_object(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise RecordError(f"{file} is missing: the folder is not that of a run.") from None
-    except ValueError as error:
-        raise RecordError(f"{file} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise RecordError(f"{file} holds {type(content).__name__} where an object belongs.")
-    return content
+def read_object(file: Path, fields: Fields) -> dict[str, Any]:
+    """Reads a file that holds an object with these fields, and maybe others."""
+    return _check(_parse(_read(file), file, file.parent), fields, file, file.parent)
 
 
-def _read_log(file: Path) -> list[dict[str, Any]]:
+def read_log(file: Path, until: int = 0) -> list[dict[str, Any]]:
     """The lines of a log, in the order of steps; none if the run was killed before the first.
 
-    A killed run may have cut off its last line, which is then ignored.
+    A killed run may have cut off its last line, which is then ignored. No other step may be missing
+    up to the last, nor up to step `until`.
     """
-    if not file.exists():
-        return []
-    *whole, rest = file.read_text().split("\n")
-    lines = [_parse(line, f"{file}, line {number}") for number, line in enumerate(whole, 1)]
+    *whole, rest = _read(file).split("\n") if file.exists() else [""]
     if _is_json(rest):  # all but the line break
-        lines.append(_parse(rest, f"{file}, line {len(whole) + 1}"))
+        whole.append(rest)
+    lines = [_parse_line(text, file, number) for number, text in enumerate(whole, 1)]
     # A run that went on from a checkpoint may have logged a step twice: the later line counts.
-    return [line for _, line in sorted({line["step"]: line for line in lines}.items())]
+    steps = {line["step"]: line for line in lines}
+    last = max([until, *steps])
+    missing = next(step for step in count(1) if step not in steps)
+    if missing <= last:
+        raise damaged(
+            file, f"lacks step {missing}, though its run came to step {last}", file.parent
+        )
+    return [line for _, line in sorted(steps.items())]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError as error:
+        raise damaged(file, f"cannot be read: {error.strerror}", file.parent) from None
 
 
 def _is_json(text: str) -> bool:
@@ -144,20 +177,38 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _parse(text: str, where: str) -> dict[str, Any]:
-    try:
-        line = json.loads(text)
-    except ValueError as error:
-        raise RecordError(f"{where} is not JSON ({error}): {text[:80]!r}") from None
-    if isinstance(line, dict) and line.get("step") == 0:
+def _parse_line(text: str, file: Path, number: int) -> dict[str, Any]:
+    where = f"{file}, line {number}"
+    line = _parse(text, where, file.parent)
+    if line.get("step") == 0:
         line = {"epoch": 0.0, "seconds": 0.0, **line}
-        needed = ("step", "epoch", "seconds", "evaluation")
-    else:
-        needed = ("step", "epoch", "seconds", "loss")
-    missing = [name for name in needed if not isinstance(line, dict) or name not in line]
-    if missing:
-        raise RecordError(f"{where} lacks {', '.join(missing)}: {text[:80]!r}")
+        return _check(line, EVALUATION_FIELDS, where, file.parent)
+    _check({"evaluation": {}, **line}, EVALUATION_FIELDS | STEP_FIELDS, where, file.parent)
     return line
+
+
+def _parse(text: str, where: Path | str, folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise damaged(where, f"is not JSON ({error})", folder) from None
+    if not isinstance(content, dict):
+        raise damaged(where, f"holds {type(content).__name__} where an object belongs", folder)
+    return content
+
+
+def _check(
+    content: dict[str, Any], fields: Fields, where: Path | str, folder: Path
+) -> dict[str, Any]:
+    wrong = [
+        name
+        for name, kind in fields.items()
+        if name not in content or not isinstance(content[name], kind)
+    ]
+    if wrong:
+        names = ", ".join(wrong)
+        raise damaged(where, f"lacks {names}, or holds them in another form than a run's", folder)
+    return content
 
 
 def _series(lines: Sequence[Mapping[str, Any]], values) -> Series:

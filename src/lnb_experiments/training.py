@@ -130,20 +130,25 @@ def train(
 
     Batches, random keys and learning rates are functions of the seed and the number of the step, so
     that a run that was killed goes on to the same curve. Nothing is compiled for one that is done.
+    All that is there is read and checked before anything is written.
     """
     experiment, seed = plan.experiment, np.int32(plan.seed)
     batches = Batches(data.train, experiment.batch_size, plan.seed, experiment.augment)
     config = plan.config(data, batches.per_epoch)
     folder.check(config, resume)
-    if folder.result:
-        return folder.result
+    if result := folder.result:
+        folder.lines(result["step"])
+        return result
+    checkpoints = Checkpoints(folder)
+    first = checkpoints.step
+    lines = folder.lines(first)
     programs = make_programs()  # before there is a folder: not every method can serve every problem
     folder.open(config)
-    with Checkpoints(folder.checkpoints) as checkpoints:
-        state, first = programs.init(seed), checkpoints.latest() or 0
+    with checkpoints:
+        state = programs.init(seed)
         if first:
-            state = checkpoints.restore(first, state)
-        lines = folder.rewind(first)
+            state = checkpoints.restore(state)
+        folder.rewind(lines)
         losses = [math.nan if line["loss"] is None else line["loss"] for line in lines]
         line: dict[str, Any] = (
             lines[-1] if lines else {"step": 0, "seconds": 0.0, "load_seconds": 0.0}
@@ -173,7 +178,7 @@ def train(
             if time.perf_counter() - saved > checkpoint_seconds:
                 checkpoints.save(number, state)
                 saved = time.perf_counter()
-        if plan.role != "trial" and checkpoints.latest() != line["step"]:
+        if plan.role != "trial" and checkpoints.step != line["step"]:
             checkpoints.save(line["step"], state)
     result = {
         "status": "done" if math.isfinite(losses[-1]) else "diverged",

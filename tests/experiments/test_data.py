@@ -8,9 +8,11 @@ import pickle
 import struct
 import tarfile
 import threading
+import tracemalloc
 import warnings
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pooch
@@ -172,6 +174,39 @@ def test_pickles_run_nothing(tmp_path):
     assert tmp_path.exists()
 
 
+def nested_labels(levels: int) -> bytes:
+    """A batch whose labels are a list of ten times one list, and so on: a number for each level."""
+    nested = b"]K\x00a"
+    for level in range(levels):
+        nested += b"q%c0](" % level + 10 * (b"h%c" % level) + b"e"
+    batch = python2_pickle(np.zeros((1, 3072), np.uint8), np.zeros(0))
+    return batch.replace(b"](e", nested)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x80\x02}r\xff\xff\xff\x00.", "entry 16777215 of its memo at byte 3"),
+        (b"\x80\x02}p16777215\n.", "entry 16777215 of its memo at byte 3"),
+        (b"\x80\x03B\xff\xff\xff\x0f.", "268435455 bytes"),
+        (b"\x80\x04\x8e" + struct.pack("<Q", 2**28) + b".", "268435456 bytes"),
+        (b"\x80\x05\x96" + struct.pack("<Q", 2**28) + b".", "268435456 bytes"),
+        (b"\x80\x04\x95" + struct.pack("<Q", 2**28) + b".", "truncated"),
+        (b"\x80\x02T\xff\xff\xff\x0f.", "268435455 bytes"),
+        (nested_labels(6), "list"),
+    ],
+    ids=["memo", "memo as text", "bytes", "long bytes", "array", "frame", "text", "labels"],
+)
+def test_pickles_take_no_more_memory_than_their_size_allows(content, message):
+    """What a length, an index or nested lists claim is not set aside before it is checked."""
+    tracemalloc.start()
+    with pytest.raises(DataError, match=rf"batch is refused.*{message}"):
+        load_batch(Path("batch"), content)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
 def encoded(array: np.ndarray, kind: str) -> bytes:
     image = Image.fromarray(array)
     if array.ndim == 2:
@@ -284,3 +319,27 @@ def test_downloads(tmp_path, monkeypatch):
         DataError, match=rf"(?s)downloaded from {url}.*--data-dir DIR.*mnist/{{train-im"
     ):
         data.mnist(Source(), gone)
+
+
+@pytest.mark.parametrize("kind", ["through a link", "by dots"])
+def test_archives_write_nothing_outside_of_their_folder(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "cache" / name)
+    monkeypatch.delenv("LNB_DATA", raising=False)
+    (tmp_path / "outside").mkdir()
+    archive = tmp_path / "cache" / "lnb" / "downloads" / "bad.tar.gz"  # as if downloaded
+    archive.parent.mkdir(parents=True)
+    with tarfile.open(archive, "w:gz") as tar:
+        link = tarfile.TarInfo(f"{BINARY.folder}/link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
+        if kind == "through a link":
+            tar.addfile(link)
+            tar.addfile(tarfile.TarInfo(f"{link.name}/file"))
+        else:
+            tar.addfile(tarfile.TarInfo(f"{BINARY.folder}/../../../outside/file"))
+    bad = replace(BINARY, downloads={"http://nowhere/bad.tar.gz": md5(archive.read_bytes())})
+    with pytest.raises(DataError, match=r"bad.tar.gz.*(outside the destination|absolute path)"):
+        data.cifar10(Source(), bad)
+    monkeypatch.delattr(tarfile, "data_filter")  # as before Python 3.11.4
+    with pytest.raises(DataError, match=r"bad.tar.gz.*takes Python 3.11.4"):
+        data.cifar10(Source(), bad)
+    assert not list((tmp_path / "outside").iterdir())

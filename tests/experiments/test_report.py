@@ -210,3 +210,27 @@ def test_variants(tmp_path):
         "mnist-synthetic-data-laptop-not-inverted": "mnist (synthetic data, laptop, not inverted)",
         "vit": "vit",
     }
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"status": "do', "\udcff{}"])
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+def test_damaged_file_is_named(tmp_path, name, content):
+    file = make_run(tmp_path / "1") / name
+    file.write_text(content, errors="surrogateescape")
+    with pytest.raises(RecordError, match=rf"{file} (is|holds|lacks) .*move {file.parent} away"):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "environment.json"])
+def test_missing_file_is_named(tmp_path, name):
+    (make_run(tmp_path / "1") / name).unlink()
+    with pytest.raises(RecordError, match=rf"{name} cannot be read: No such file"):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [slice(20), slice(0), slice(0, None, 2)])
+def test_log_that_lacks_steps_of_a_finished_run(tmp_path, kept):
+    log = make_run(tmp_path / "1") / "log.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[kept]))
+    with pytest.raises(RecordError, match=rf"log\.jsonl lacks step \d+, .* step {STEPS}\."):
+        report(tmp_path)

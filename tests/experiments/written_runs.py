@@ -53,7 +53,8 @@ def make_run(
     (folder / "environment.json").write_text(json.dumps(environment))
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if status:
-        (folder / "result.json").write_text(json.dumps({"status": status, "step": steps}))
+        result = {"status": status, "step": steps, "evaluation": {}, "seconds": 1.0}
+        (folder / "result.json").write_text(json.dumps(result))
     return folder
 
 

@@ -3,9 +3,10 @@
 import hashlib
 import os
 import shutil
+import tarfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 import pooch
@@ -104,7 +105,7 @@ def _download(files: Files, cache: Path) -> None:
             else:
                 pooch.retrieve(url, checksum, url.rpartition("/")[2], cache / files.folder)
         # No network, a full disk; a checksum that does not fit is a ValueError.
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, tarfile.TarError) as error:
             raise DataError(
                 f"{files.title} could not be downloaded from {url}: {error}.\n"
                 "Where there is no network, get it by other means, and name the folder with "
@@ -116,15 +117,13 @@ def _download(files: Files, cache: Path) -> None:
 def _unpack(url: str, checksum: str, folder: str, cache: Path) -> None:
     """Downloads and extracts an archive's folder."""
     target = cache / folder
+    archive = pooch.retrieve(url, checksum, url.rpartition("/")[2], cache / "downloads")
+    if not hasattr(tarfile, "data_filter"):
+        raise tarfile.ExtractError("unpacking it safely takes Python 3.11.4 or newer")
     target.parent.mkdir(parents=True, exist_ok=True)
     # Moved in one piece when complete, so that an interrupted run leaves nothing half done.
-    with TemporaryDirectory(dir=cache) as fresh:
-        pooch.retrieve(
-            url,
-            checksum,
-            url.rpartition("/")[2],
-            cache / "downloads",
-            processor=pooch.Untar(members=[folder], extract_dir=fresh),
-        )
+    with TemporaryDirectory(dir=cache) as fresh, tarfile.open(archive) as tar:
+        wanted = [m for m in tar.getmembers() if PurePosixPath(m.name).is_relative_to(folder)]
+        tar.extractall(fresh, wanted, filter="data")  # which writes nothing outside of `fresh`
         shutil.rmtree(target, ignore_errors=True)
         os.replace(Path(fresh) / folder, target)
