@@ -145,7 +145,8 @@ def test_auto_chooses_by_arithmetic():
         return jnp.mean(jnp.sin(jnp.sin(x @ params["tall"]) @ params["wide"]))
 
     params = {"tall": shape((2048, 8), jnp.float32), "wide": shape((8, 64), jnp.float32)}
-    neurons = lnb.find_neurons(loss_fn, params, shape((64, 2048), jnp.float32))
+    with pytest.warns(UserWarning, match=r"(?s)predicted to cost .* times .*'tall'"):
+        neurons = lnb.find_neurons(loss_fn, params, shape((64, 2048), jnp.float32))
     assert {n.name: n.metric for n in neurons} == {"tall": "matrix-free", "wide": "gram"}
 
 

@@ -57,6 +57,8 @@ def backprop(
       `((value, aux), grads, features)` with `has_aux`.
     """
 
+    _check_neurons(neurons)
+
     def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, Features]]:
         due = None if opt_state is None else _due(opt_state)
         program = _Program(loss_fn, neurons, params, args, kwargs, has_aux, due)
@@ -82,6 +84,8 @@ def features(loss_fn: Callable[..., Any], neurons: Neurons) -> Callable[..., dic
     Returns:
       A function of the loss's arguments that returns the features.
     """
+
+    _check_neurons(neurons)
 
     def run(params: Any, *args: Any, **kwargs: Any) -> dict[str, Features]:
         program = _Program(loss_fn, neurons, params, args, kwargs, None)
@@ -149,6 +153,14 @@ def find_nodes(tree: Any, kind: type) -> list[Any]:
     return [node for node in nodes if isinstance(node, kind)]
 
 
+def _check_neurons(neurons: Any) -> None:
+    if not isinstance(neurons, Neurons):
+        raise TypeError(
+            f"neurons must be what lnb.find_neurons returns, not {type(neurons).__name__}: "
+            "lnb.backprop(loss_fn, neurons)(params, batch)."
+        )
+
+
 def _due(opt_state: Any) -> dict[str, jax.Array]:
     nodes = find_nodes(opt_state, Due)
     if not nodes:
@@ -165,12 +177,18 @@ def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tupl
     shapes = dict(zip(trace.names, trace.shapes, strict=True))
     expected = dict(neurons.shapes)
     for name in (*expected, *shapes):
-        if shapes.get(name) != expected.get(name):
-            raise ValueError(
-                f"parameter {name!r} has shape {shapes.get(name)}, but find_neurons saw "
-                f"{expected.get(name)} (None: no such parameter). Call find_neurons again on these "
-                "parameters."
-            )
+        if name not in shapes:
+            problem = "is gone"
+        elif name not in expected:
+            problem = "was not there when find_neurons was called"
+        elif shapes[name] != expected[name]:
+            problem = f"has shape {shapes[name]}, but find_neurons saw {expected[name]}"
+        else:
+            continue
+        raise ValueError(
+            f"the parameter {name!r} {problem}. Call find_neurons again on these parameters, or "
+            "pass those that it saw."
+        )
     pairs = []
     for neuron in neurons:
         if neuron.kind == "identity":

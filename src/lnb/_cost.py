@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 EVERY = 10  # steps from one turn of a neuron to the next, by default
 CG_PRODUCTS = 3  # with M, in two steps of conjugate gradients
-AFFORDABLE = 0.75  # of backpropagation, for orthogonal directions by default
+SMALL = 256  # the smaller side of a direction that is made orthogonal by default
 
 
 class Cost(NamedTuple):
@@ -65,8 +65,11 @@ def orthogonalize_flops(neuron: Neuron) -> float:
 
 
 def is_orthogonalized(neuron: Neuron) -> bool:
-    """Whether `norm="auto"` means `"spectral"` for a neuron: if that is affordable."""
-    return neuron.has_gram and orthogonalize_flops(neuron) <= AFFORDABLE * backprop_flops(neuron)
+    """Whether `norm="auto"` means `"spectral"` for a neuron: if its smaller side is small.
+
+    By its shape alone, so that a step is the same however its batch is cut into smaller ones.
+    """
+    return neuron.has_gram and min(neuron.layout.inputs, neuron.layout.outputs) <= SMALL
 
 
 def is_wide(neuron: Neuron) -> bool:

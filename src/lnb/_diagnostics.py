@@ -21,9 +21,10 @@ def diagnostics(opt_state: Any) -> dict[str, Any]:
     Returns:
       A dict with `"norm"`, the norm of all directions together before normalisation; `"capped"`,
       whether `min_norm` made the step shorter; `"neuron_norms"`, the norm of each neuron's own
-      direction, by name; `"residuals"`, the relative error of each neuron's direction, by name,
-      where the solver knows it; `"skipped_steps"`, how many steps were not taken because something
-      was not finite.
+      direction, by name; `"changes"`, by how much the step changed each parameter, relative to its
+      size (below 0.1 is usual; near 1 or more means that the rate is too high); `"residuals"`, the
+      relative error of each neuron's direction, by name, where the solver knows it;
+      `"skipped_steps"`, how many steps were not taken because something was not finite.
     """
     states = find_nodes(opt_state, ScaleByLNBState)
     if not states:
@@ -33,6 +34,11 @@ def diagnostics(opt_state: Any) -> dict[str, Any]:
         "norm": jnp.sqrt(_total([state.norm**2 for state in states])),
         "capped": jnp.any(jnp.stack([state.capped for state in states])),
         "neuron_norms": {k: v for state in states for k, v in state.neuron_norms.items()},
+        "changes": {
+            name: change
+            for state in find_nodes(opt_state, GuardState)
+            for name, change in state.changes.items()
+        },
         "residuals": {k: s.residual for k, s in solvers.items() if hasattr(s, "residual")},
         "skipped_steps": _total([state.skipped for state in find_nodes(opt_state, GuardState)]),
     }

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from ._interpret import is_parameter
+from ._interpret import is_parameter, path_name
 from ._kernels import dot, finite_or_zero
 from ._metric import Gram, Postponed, empty_unless
+from ._parameters import refuse_other_leaves, refuse_positional
 
 
 class GuardState(NamedTuple):
@@ -19,11 +20,13 @@ class GuardState(NamedTuple):
     Attributes:
       count: steps taken.
       skipped: steps not taken.
+      changes: by how much the last step changed each parameter, relative to its size.
       inner_state: state of the guarded transformation.
     """
 
     count: Array
     skipped: Array
+    changes: dict[str, Array]
     inner_state: Any
 
 
@@ -47,10 +50,13 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: Any) -> GuardState:
+        refuse_other_leaves(params)
         count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-        return GuardState(count, skipped, inner.init(at_least_float32(params)))
+        changes = {name: jnp.zeros((), jnp.result_type(float)) for name in _named(params)}
+        return GuardState(count, skipped, changes, inner.init(at_least_float32(params)))
 
-    def update_fn(updates, state, params=None, **extra_args):
+    def update_fn(updates, state, params=None, *further, **extra_args):
+        refuse_positional(further)
         features = extra_args.get("features")
         finite = _all_finite((updates, features))
         if features is not None:
@@ -66,7 +72,10 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
         scalar = lambda new, old: jnp.where(finite, new, old) if jnp.ndim(new) == 0 else new
         inner_state = jax.tree.map(scalar, inner_state, state.inner_state)
         taken = finite.astype(jnp.int32)
-        state = GuardState(state.count + taken, state.skipped + 1 - taken, inner_state)
+        changes = state.changes
+        if params is not None:
+            changes = jax.tree.map(scalar, _changes(new, params), changes)
+        state = GuardState(state.count + taken, state.skipped + 1 - taken, changes, inner_state)
         return optax.tree.cast_like(new, updates), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -80,6 +89,23 @@ def at_least_float32(tree: Any) -> Any:
         return x.astype(jnp.float32) if half else x
 
     return jax.tree.map(cast, tree)
+
+
+def _named(tree: Any) -> dict[str, Array]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): leaf for path, leaf in leaves if is_parameter(leaf)}
+
+
+def _changes(updates: Any, params: Any) -> dict[str, Array]:
+    """The norm of each update, relative to that of its parameter; 0 where that is 0."""
+
+    def relative(update: Array, parameter: Array) -> Array:
+        square = jnp.real(dot(parameter, parameter))
+        ratio = jnp.real(dot(update, update)) / jnp.where(square > 0, square, 1)
+        return jnp.sqrt(jnp.where(square > 0, ratio, 0)).astype(jnp.result_type(float))
+
+    named = _named(at_least_float32(params))
+    return {name: relative(update, named[name]) for name, update in _named(updates).items()}
 
 
 def _finite(x: Any) -> Any:

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._cost import CG_PRODUCTS, EVERY, backprop_flops
+from ._cost import CG_PRODUCTS, EVERY, backprop_flops, predict
 from ._interpret import (
     Claim,
     Layout,
@@ -28,6 +29,8 @@ from ._packed import WHOLE
 from ._table import render
 
 ROWS = 0.5  # positions for every input, at least, where they are thinned out: turns add to them
+
+COSTLY = 1e8  # flops of a step that a user will notice
 
 METRICS = ("auto", "matrix-free", "gram")
 Exclude = str | Callable[[str], bool] | None
@@ -93,9 +96,12 @@ class Neurons:
         return len(self.neurons)
 
     def __getitem__(self, name: str) -> Neuron:
-        for neuron in self.neurons:
-            if name in (neuron.name, neuron.weight):
-                return neuron
+        found = [neuron for neuron in self if name in (neuron.name, neuron.weight)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            slices = [neuron.name for neuron in found]
+            raise KeyError(f"slices of {name!r} are neurons of their own. Ask for one of {slices}")
         raise KeyError(f"no neuron has the weight {name!r}. There are: {[n.name for n in self]}")
 
     def __repr__(self) -> str:
@@ -168,11 +174,34 @@ def find_neurons(
     groups = [_fed_alike(group, trace, metric, turn) for turn, group in enumerate(fed.values())]
     share = _largest_share(groups, statistics_share)
     neurons = {id(c): neuron for group in groups for c, neuron in group.thinned(share)}
-    return Neurons(
+    found = Neurons(
         tuple(neurons[id(c)] for c in claims),
         tuple((trace.names[i], reason) for i, reason in sorted(unclaimed.items())),
         tuple(zip(trace.names, trace.shapes, strict=True)),
     )
+    _warn(found)
+    return found
+
+
+def _warn(neurons: Neurons) -> None:
+    """Says what a user would otherwise find out by waiting."""
+    single = [n.name for n in neurons if n.n == 1 and n.d_in > 1 and n.kind in {"dense", "conv"}]
+    if single:
+        warnings.warn(
+            f"the neurons {', '.join(single)} see a single position. How M is held depends on how "
+            "many there are: call find_neurons on a batch as large as those of training.",
+            stacklevel=3,
+        )
+    costs = {neuron.name: predict(neuron).total for neuron in neurons}
+    total, whole = sum(costs.values()), sum(map(backprop_flops, neurons))
+    if total > max(whole, COSTLY):
+        largest = max(costs, key=lambda name: costs[name])
+        warnings.warn(
+            f"a step is predicted to cost {total / whole:.0f} times the flops of backpropagation, "
+            f"beside it, most of them for {largest!r}. Use a larger batch, or leave such neurons "
+            f"out: find_neurons(..., exclude={largest!r}).",
+            stacklevel=3,
+        )
 
 
 def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[int, str]]:

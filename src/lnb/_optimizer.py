@@ -14,11 +14,12 @@ from jax.typing import ArrayLike
 from ._backprop import Due
 from ._damping import Damping
 from ._guard import at_least_float32, guard
+from ._kernels import dot
 from ._metric import Theta, empty_unless, moments
-from ._moments import Average
+from ._moments import Average, judge, no_sizes
 from ._neurons import Neuron, Neurons
 from ._norms import NORMS, Boosted
-from ._parameters import join, split
+from ._parameters import join, refuse_other_leaves, refuse_positional, split
 from ._solvers import Cholesky, Solver
 
 MISSING: Any = object()  # None is said on purpose: a step without features
@@ -66,9 +67,9 @@ def scale_by_lnb(
       solver: how directions are found: `lnb.Cholesky`, `lnb.CG`, `lnb.Woodbury`, `lnb.Krylov`.
       norm: which trust region a step is measured in. `"network"`: one for all; `"neuron"`: one for
         each neuron, and for each parameter of none; `"spectral"`: one each, in the operator norm
-        of the change, for neurons whose metric the solver inverts; `"auto"`: as `"spectral"`,
-        but a neuron for which that would take more than three quarters of backpropagation's flops
-        keeps its direction and gets the length that it would have.
+        of the change, for neurons whose metric the solver inverts; `"auto"`: `"spectral"` for
+        layers with at most 256 inputs or outputs, for the others a step of the same length in the
+        direction of `"neuron"`.
       damping: :math:`\gamma`, not added for biases.
       relative_damping: whether damping is a multiple of the mean variance of a neuron's features
         (without a bias: of their mean power).
@@ -109,6 +110,7 @@ def scale_by_lnb(
         return {name: solver.due(named[name], step) for name in remember}
 
     def init_fn(params: Any) -> ScaleByLNBState:
+        refuse_other_leaves(params)
         thetas, _ = split(neurons, params)
         zero = jnp.zeros((), jnp.result_type(float))
         held = holders(thetas)
@@ -127,12 +129,16 @@ def scale_by_lnb(
         )
         return jax.tree.map(jnp.copy, state)  # a buffer each, so that they can be donated
 
-    def update_fn(updates, state, params=None, *, features=MISSING, finite=True, **extra_args):
+    def update_fn(
+        updates, state, params=None, *further, features=MISSING, finite=True, **extra_args
+    ):
         del params, extra_args
+        refuse_positional(further)
         gradients, rest = split(neurons, at_least_float32(updates))
         remembered = all(solver.remembers(named[name]) for name in gradients)
         if features is not None or not remembered:
             features = _checked(features, named, gradients)
+        _check_state(state, jax.eval_shape(init_fn, updates))
         held, states, boosted = holders(gradients), dict(state.solver), {}
         waiting = state.due.flags  # until there are features
         if features is not None:
@@ -171,10 +177,20 @@ def scale_by_lnb(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+class AverageGradientState(NamedTuple):
+    """State of `average_gradient`: an average for each parameter, the latest gradients' sizes."""
+
+    averages: list[Average]
+    recent: Array
+
+
 def average_gradient(
     decay: ArrayLike, nesterov: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """Replaces gradients by their debiased exponential moving average.
+    """Replaces gradients by their debiased exponential moving average, outliers left out.
+
+    A gradient that is more than ten times as large as the median of the latest nine is an outlier:
+    steps are normalised, so it alone would say where they go, for hundreds of steps.
 
     Args:
       decay: decay of the average.
@@ -185,13 +201,29 @@ def average_gradient(
       A transformation.
     """
 
+    def init_fn(params: Any) -> AverageGradientState:
+        leaves = jax.tree.leaves(params)
+        return AverageGradientState([*map(Average.empty, leaves)], no_sizes(len(leaves)))
+
     def update_fn(updates, state, params=None, *, finite=True, **extra_args):
         del params, extra_args
-        average = state.absorb(updates, decay, seen=finite)
-        ahead = average.absorb(updates, decay, seen=finite) if nesterov else average
-        return ahead.value, average
+        leaves, tree = jax.tree.flatten(updates)
+        norm = lambda leaf: jnp.sqrt(jnp.real(dot(leaf, leaf))).astype(state.recent.dtype)
+        sizes = jnp.stack([*map(norm, leaves)])
+        held = jnp.stack([average.size for average in state.averages])
+        recent, factor, stale = judge(state.recent, sizes, held)
+        # A bad first example is in all gradients, though not in all as plainly.
+        sizes, stale = factor * sizes, finite & jnp.any(stale)
+        averages, ahead = [], []
+        for i, (leaf, old) in enumerate(zip(leaves, state.averages, strict=True)):
+            leaf = leaf * factor[i].astype(leaf.dtype)
+            averages.append(old.absorb(leaf, decay, finite, stale, sizes[i]))
+            ahead.append(averages[i].absorb(leaf, decay, finite) if nesterov else averages[i])
+        averaged = jax.tree.unflatten(tree, [average.value for average in ahead])
+        recent = jnp.where(finite, recent, state.recent)
+        return averaged, AverageGradientState(averages, recent)
 
-    return optax.GradientTransformationExtraArgs(lambda params: Average.empty(params), update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def lnb(
@@ -297,13 +329,35 @@ def _rank(array: Array) -> int:
     return min(math.prod(array.shape[:-1]), last)
 
 
+def _check_state(state: ScaleByLNBState, expected: ScaleByLNBState) -> None:
+    """Refuses a state that another optimizer made: what it holds would mean something else."""
+    if not isinstance(state, ScaleByLNBState):
+        raise TypeError(f"this is no state of lnb.scale_by_lnb but {type(state).__name__}.")
+    for name in expected.solver.keys() | state.solver.keys():
+        here, there = expected.solver.get(name), state.solver.get(name)
+        shapes = lambda tree: [leaf.shape for leaf in jax.tree.leaves(tree)]
+        same = jax.tree.structure(here) == jax.tree.structure(there)
+        if not same or shapes(here) != shapes(there):
+            raise ValueError(
+                f"the state holds {type(there).__name__} for the neuron {name!r}, where this "
+                f"optimizer would hold {type(here).__name__}: it was made with another solver or "
+                "norm, or for other neurons. Make a new one, optimizer.init(params), or use the "
+                "optimizer that made it."
+            )
+
+
 def _checked(features: Any, named: dict[str, Neuron], gradients: dict[str, Theta]) -> Any:
     """The features, if they are those of these neurons."""
     if features is None or features is MISSING:
         raise ValueError(
             "LNB needs the features of the batch that the gradients come from:\n"
             "    value, grads, features = lnb.backprop(loss_fn, neurons)(params, batch)\n"
-            "    updates, state = optimizer.update(grads, state, params, features=features)"
+            "    updates, state = optimizer.update(grads, state, params, features=features)\n"
+            "apply_gradients of Flax's TrainState cannot pass them on. Write instead:\n"
+            "    updates, opt_state = state.tx.update(\n"
+            "        grads, state.opt_state, state.params, features=features)\n"
+            "    params = optax.apply_updates(state.params, updates)\n"
+            "    state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)"
         )
     advice = "Give `lnb.backprop` and the optimizer the same `neurons`."
     for name in features:

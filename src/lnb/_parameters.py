@@ -7,7 +7,7 @@ import jax
 import optax
 from jax import Array
 
-from ._interpret import Layout, accumulator, is_parameter, path_name
+from ._interpret import Layout, accumulator, is_array, is_parameter, path_name
 from ._metric import Features, Theta, product
 from ._neurons import Neurons
 
@@ -51,6 +51,24 @@ def join(
         arrays[path_name(path)].astype(leaf.dtype) if is_parameter(leaf) else leaf
     )
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def refuse_other_leaves(params: Any) -> None:
+    """Only arrays can have a state."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not is_array(leaf):
+            raise TypeError(
+                f"{path_name(path)} is no array but {leaf!r}. Pass the arrays alone; of an Equinox "
+                "model: optimizer.init(eqx.filter(model, eqx.is_inexact_array))."
+            )
+
+
+def refuse_positional(further: tuple) -> None:
+    if further:
+        raise TypeError(
+            "features are a keyword argument: "
+            "optimizer.update(grads, state, params, features=features)."
+        )
 
 
 def metric_product(neurons: Neurons, features: Mapping[str, Features], vector: Any) -> Any:

@@ -21,6 +21,7 @@ from ._statistics import accumulator as accumulator
 from ._statistics import arrange as arrange
 from ._statistics import output_rows as output_rows
 from ._trace import Trace as Trace
+from ._trace import is_array as is_array
 from ._trace import is_parameter as is_parameter
 from ._trace import path_name as path_name
 from ._trace import trace_loss as trace_loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -31,6 +32,7 @@ BLENDING = frozenset(
     "slice dynamic_slice split reduce_sum concatenate pad select_n gather cumsum neg rev psum "
     "psum_invariant dynamic_update_slice scatter scatter-add mul div sub add add_any".split()
 )
+PRODUCTS = frozenset({"dot_general", "mul", "conv_general_dilated"})
 ADDITIONS = frozenset({"add", "add_any", "sub"})
 REARRANGING = frozenset(
     "reshape squeeze expand_dims transpose broadcast_in_dim convert_element_type".split()
@@ -169,6 +171,13 @@ def entangle(eqn: Equation, values: Sequence[Value]) -> Entangled:
         reason = f"it is used inside {name}, which jax {jax.__version__} describes in a new way"
     elif opaque:
         reason = f"it is used inside {name}, which is opaque"
+    elif len(views) > 1 and name in PRODUCTS and len(parameters) > 1:
+        reason = (
+            f"it is multiplied by another parameter ({name}) before it meets data: write "
+            "x @ (a @ b) as (x @ a) @ b"
+        )
+    elif inherited and not views and len({value.reason for value in inherited}) == 1:
+        return dataclasses.replace(inherited[0], parameters=frozenset(parameters))
     elif len(parameters) > 1:
         reason = f"it is combined with another parameter ({name})"
     elif inherited:

@@ -32,6 +32,10 @@ FORWARDING = frozenset(
     "copy copy_p name sharding_constraint pvary pcast mesh_cast reshard layout_constraint "
     "device_put optimization_barrier".split()
 )
+SWITCHED = (
+    "it is used in a branch of a lax.switch or lax.cond under vmap, which runs all branches for "
+    "all examples: stack the branches' weights and take one for each example, w[expert]"
+)
 JOINS = frozenset("concatenate select_n dynamic_update_slice scatter scatter-add pad".split())
 
 
@@ -98,6 +102,8 @@ class Walker:
             return self.data(scope, eqn, values)
         if name in _flow.CONTROL and eqn.bodies:
             return _flow.CONTROL[name](self, scope, index, eqn, values, tail)
+        if name == "stop_gradient" and isinstance(values[0], View):
+            return [Data(frozen=values[0].parameter)]
         if name == "stop_gradient" or not differentiable(eqn):
             return [Data()] * len(eqn.outvars)
         return self.meeting(scope, eqn, values, tail)
@@ -121,8 +127,11 @@ class Walker:
         if data and name in ADDITIONS and eqn.outvars[0] in tail:
             return [blend(eqn, values)]  # a penalty, on its way to the loss
         if data and name in JOINS and not eqn.unreadable:
+            frozen = {value.frozen for value in values if isinstance(value, Data)}
             for value in values:
-                self.use(value, Use("identity"))
+                switched = isinstance(value, View) and value.parameter in frozen
+                use = Use("opaque", reason=SWITCHED) if switched else Use("identity")
+                self.use(value, use)
             return [Data(MIXED)] * len(eqn.outvars)
         entangled = entangle(eqn, values)
         if not data:

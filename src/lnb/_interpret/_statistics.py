@@ -101,7 +101,7 @@ class Arrangement:
 
     def _thin(self, *xs: Array) -> tuple[Array, ...]:
         """Features at the positions where moments are taken."""
-        if self.stride == 1:
+        if self.stride == 1 or not self.positions:  # a batch of one example has no such axis
             return xs
         (x,) = xs
         if self.kind == "conv":
@@ -112,8 +112,8 @@ class Arrangement:
 
     def _thinned(self) -> Arrangement:
         """That of what `_thin` returns, each position of which stands for several."""
-        if self.stride == 1:
-            return self
+        if self.stride == 1 or not self.positions:
+            return dataclasses.replace(self, stride=1)
         axis = self.positions[0]
         before, after = self.sizes[axis], -(-self.sizes[axis] // self.stride)
         sizes = (*self.sizes[:axis], after, *self.sizes[axis + 1 :])

@@ -56,6 +56,7 @@ def trace_loss(
 
     With `has_aux=None`, the loss may return a pair or not.
     """
+    _refuse_modules(params)
     with_paths, params_tree = jax.tree_util.tree_flatten_with_path(params)
     names = [path_name(path) for path, leaf in with_paths if is_parameter(leaf)]
     leaves, tree = jax.tree.flatten((params, tuple(args), dict(kwargs)))
@@ -109,6 +110,26 @@ def trace_loss(
         )
 
     return Trace(body, names, parameters, data, unflatten, gradient_tree)
+
+
+def _refuse_modules(params: Any) -> None:
+    """An NNX module changes while it runs, and what is traced here is thrown away."""
+    is_module = lambda node: any(
+        cls.__name__ == "Module" and cls.__module__.startswith("flax.nnx")
+        for cls in type(node).__mro__
+    )
+    for node in jax.tree.leaves(params, is_leaf=is_module):
+        if is_module(node):
+            raise TypeError(
+                f"the parameters hold {type(node).__name__}, an nnx.Module: what BatchNorm and "
+                "dropout change inside of the loss would be lost. Pass its parameters, and merge "
+                "them inside of the loss:\n"
+                "    graphdef, params, rest = nnx.split(model, nnx.Param, ...)\n"
+                "    def loss_fn(params, rest, batch):\n"
+                "        model = nnx.merge(graphdef, params, rest)\n"
+                "        ...\n"
+                "        return loss, nnx.state(model, nnx.Not(nnx.Param))  # with has_aux=True"
+            )
 
 
 def _check_value(value: Any) -> None:

@@ -183,9 +183,13 @@ MIXED = _Mixed()
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Depends on the batch, or on parameters beyond their sites."""
+    """Depends on the batch, or on parameters beyond their sites.
+
+    `frozen` is set where it is a parameter under `stop_gradient`.
+    """
 
     output: Output | _Mixed | None = None
+    frozen: int | None = None
 
 
 Value = Const | View | Entangled | Data

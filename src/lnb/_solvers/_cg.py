@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from .._damping import Damping, damped_product
 from .._kernels import finite_or_zero
 from .._metric import Moments, Theta, count, moments
-from .._moments import Average, preconditioner
+from .._moments import Average, judge, no_sizes, preconditioner
 from .._neurons import Neuron
 from ._protocol import Solver, check_settings
 
@@ -24,6 +24,7 @@ class CGState(NamedTuple):
     direction: Theta
     first: Average
     square: Average
+    recent: Array  # how large the features of the latest batches were
     residual: Array
 
 
@@ -52,23 +53,29 @@ class CG(Solver):
     def init(self, neuron: Neuron, theta: Theta) -> CGState:
         moment = Average.empty(theta.weight[:, :, 0])
         residual = jnp.zeros((), theta.weight.dtype)
-        return CGState(optax.tree.zeros_like(theta), moment, moment, residual)
+        return CGState(optax.tree.zeros_like(theta), moment, moment, no_sizes(), residual)
 
     def update(
         self, neuron: Neuron, features: Any, state: CGState, damping: Damping, step: Array
     ) -> CGState:
         first, square = moments(features)
         first = jnp.zeros_like(square) if first is None else first
-        seen = count(features) > 0
+        seen = (count(features) > 0) & jnp.isfinite(jnp.sum(square))
+        first, square = finite_or_zero(first), finite_or_zero(square)
+        size = jnp.sqrt(jnp.sum(square)).astype(state.recent.dtype)
+        recent, factor, stale = judge(state.recent, size, state.square.size)
+        size, factor, stale = factor * size, factor.astype(square.dtype), seen & stale
+        first, square = factor * first, factor**2 * square
         return state._replace(
-            first=state.first.absorb(finite_or_zero(first), self.mean_decay, seen),
-            square=state.square.absorb(finite_or_zero(square), self.second_decay, seen),
+            first=state.first.absorb(first, self.mean_decay, seen, stale, size),
+            square=state.square.absorb(square, self.second_decay, seen, stale, size),
+            recent=jnp.where(seen, recent, state.recent),
         )
 
     def direction(
         self, neuron: Neuron, features: Any, gradient: Theta, state: CGState, damping: Damping
     ) -> tuple[Theta, CGState]:
-        bias = gradient.bias is not None
+        bias = gradient.bias is not None and neuron.has_gram  # without a gram there is no mean
         running = Moments(state.first.value, state.square.value)
         gamma = damping.gamma(neuron.kind, running, bias)
         precondition = preconditioner(neuron.kind, running, bias, self.shrinkage, damping).solve

@@ -30,6 +30,10 @@ class CholeskyState(NamedTuple):
     matrix: Array
 
 
+class FactoredState(CholeskyState):
+    """The same, where the matrix is the factor: a type of its own, since one is not the other."""
+
+
 @dataclass(frozen=True)
 class Cholesky(Solver):
     """Exact directions for a running metric: the paper's second online option.
@@ -66,7 +70,7 @@ class Cholesky(Solver):
         identity = jnp.ones((blocks, inputs), theta.weight.dtype)
         if not running.is_diagonal:
             identity = identity[..., None] * jnp.eye(inputs, dtype=identity.dtype)[None]
-        return CholeskyState(running, identity)
+        return (FactoredState if self.factors else CholeskyState)(running, identity)
 
     def update(
         self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
@@ -86,7 +90,7 @@ class Cholesky(Solver):
         metric = running.metric(kind, damping)
         matrix = inverse_root(metric) if self.factors else invert(metric)
         # A factorisation that failed is NaN all over: the old one stays.
-        return CholeskyState(running, jnp.where(jnp.isfinite(matrix), matrix, state.matrix))
+        return type(state)(running, jnp.where(jnp.isfinite(matrix), matrix, state.matrix))
 
     def due(self, neuron: Neuron, step: Array) -> Array:
         """At every step at first, then more and more rarely, and not all at the same step."""

@@ -43,7 +43,7 @@ class Krylov(Solver):
         self, neuron: Neuron, features: Any, gradient: Theta, state: KrylovState, damping: Damping
     ) -> tuple[Theta, KrylovState]:
         batch = jax.tree.map(lambda x: x.astype(gradient.weight.dtype), moments(features))
-        bias = gradient.bias is not None
+        bias = gradient.bias is not None and neuron.has_gram  # without a gram there is no mean
         product = partial(damped_product, features, damping.gamma(neuron.kind, batch, bias))
         precondition = preconditioner(neuron.kind, batch, bias, 0.0, damping).solve
         direction, _ = self.solve(product, gradient, M=precondition)

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from .._damping import Damping
 from .._kernels import finite_or_zero
 from .._metric import Gram, Moments, Theta
-from .._moments import Average
+from .._moments import Average, judge, no_sizes
 from .._neurons import Neuron
 from .._packed import Halves, diagonal, halves, is_packed, pack
 
@@ -21,9 +21,11 @@ class Running(NamedTuple):
     Attributes:
       average: of x, [g, d] or None without a bias, and of x x^T, [g, d, d] packed or its diagonal
         [g, d].
+      recent: how large the features of the latest batches were.
     """
 
     average: Average
+    recent: Array
 
     @classmethod
     def empty(cls, neuron: Neuron, theta: Theta) -> "Running":
@@ -31,7 +33,7 @@ class Running(NamedTuple):
         first = jnp.zeros((blocks, inputs), theta.weight.dtype)
         is_diagonal = neuron.kind == "lookup" or inputs == 1
         second = first if is_diagonal else pack(jnp.zeros((blocks, inputs, inputs), first.dtype))
-        return cls(Average.empty((None if theta.bias is None else first, second)))
+        return cls(Average.empty((None if theta.bias is None else first, second)), no_sizes())
 
     @property
     def first(self) -> Array | None:
@@ -42,7 +44,7 @@ class Running(NamedTuple):
         return self.average.value[1].ndim == 2
 
     def absorb(self, batch: Gram | None, decay: ArrayLike) -> "Running":
-        """With the moments of one more batch, of at least one position, unless not finite."""
+        """With one more batch, of at least one position, unless not finite or an outlier."""
         assert batch is not None
         mean, square = self.average.value
         second, first, n = jax.tree.map(lambda x: x.astype(square.dtype), batch)
@@ -53,7 +55,12 @@ class Running(NamedTuple):
         finite = jnp.isfinite(jnp.sum(second))
         means = (None if mean is None else first, second)
         means = jax.tree.map(lambda x: finite_or_zero(x) / n, means)
-        return Running(self.average.absorb(means, decay, seen=finite))
+        square = means[1] if self.is_diagonal else diagonal(means[1])
+        size = jnp.sqrt(jnp.sum(square)).astype(self.recent.dtype)
+        recent, factor, stale = judge(self.recent, size, self.average.size)
+        means = jax.tree.map(lambda x: x * factor.astype(x.dtype) ** 2, means)
+        average = self.average.absorb(means, decay, finite, finite & stale, factor * size)
+        return Running(average, jnp.where(finite, recent, self.recent))
 
     def metric(self, kind: str, damping: Damping) -> Array | Halves:
         r"""What is left of M without the bias, or its diagonal.
