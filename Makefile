@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# What runs a second time, compiled with XLA's optimisations, as users' programs are.
+OPTIMISED := tests/test_algorithms.py tests/test_norms.py tests/test_two_orientations.py
 
 # Pyright would look on the network for a newer release, only to say that there is one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -32,6 +34,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 $(ARGS)
+	LNB_TEST_OPTIMISED=1 $(BIN)/python -m pytest -n 2 $(ARGS) $(OPTIMISED)
 
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest PIP_FLAGS="--constraint .ci/oldest.txt"

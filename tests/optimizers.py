@@ -19,7 +19,8 @@ SOLVERS = {
     "woodbury": lnb.Woodbury(every=3),
     "krylov": lnb.Krylov(partial(jax.scipy.sparse.linalg.cg, maxiter=5)),
 }
-OPTIMIZERS: dict[str, Callable] = {
+OPTIMIZERS: dict[str, Callable] = {"defaults": lnb.lnb}  # as the README recommends
+OPTIMIZERS |= {
     f"{solver}-{norm}": partial(lnb.lnb, solver=SOLVERS[solver], norm=norm)
     for solver in SOLVERS
     for norm in ("network", "neuron", "spectral")
@@ -27,8 +28,10 @@ OPTIMIZERS: dict[str, Callable] = {
 OPTIMIZERS |= {"algorithm1": lnb.algorithm1, "algorithm2": lnb.algorithm2}
 
 EVERY = pytest.mark.parametrize("name", OPTIMIZERS)
-EVERY_SOLVER = pytest.mark.parametrize("name", [f"{solver}-network" for solver in SOLVERS])
-SOME = pytest.mark.parametrize("name", ["cholesky-spectral", "algorithm2"])
+EVERY_SOLVER = pytest.mark.parametrize(
+    "name", ["defaults", *(f"{solver}-network" for solver in SOLVERS)]
+)
+SOME = pytest.mark.parametrize("name", ["defaults", "algorithm2"])
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -64,11 +67,15 @@ def find(**options) -> lnb.Neurons:
     return lnb.find_neurons(loss_fn, make_params(), *make_batch(), **options)
 
 
-def make_step(optimizer, neurons: lnb.Neurons | None = None, **extra) -> Callable:
+def make_step(
+    optimizer, neurons: lnb.Neurons | None = None, turns: bool = False, **extra
+) -> Callable:
     """`(params, state, *batch) -> (params, state, loss)`."""
-    backprop = lnb.backprop(loss_fn, find() if neurons is None else neurons)
+    neurons = find() if neurons is None else neurons
 
     def step(params, state, x, y, weight):
+        opt_state = state if turns else None
+        backprop = lnb.backprop(loss_fn, neurons, opt_state=opt_state)
         loss, gradients, features = backprop(params, x, y, weight)
         updates, state = optimizer.update(gradients, state, params, features=features, **extra)
         return optax.apply_updates(params, updates), state, loss
@@ -106,7 +113,7 @@ def compile_step(optimizer, **extra) -> Compiled:
 @cache
 def compiled(name: str) -> Compiled:
     """Compiled once for all tests."""
-    return compile_step(OPTIMIZERS[name](RATE, find()))
+    return compile_step(OPTIMIZERS[name](RATE, find()), turns=name == "defaults")
 
 
 def assert_equal(actual, expected):

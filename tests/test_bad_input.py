@@ -1,9 +1,15 @@
 """Bad input to `find_neurons`, `backprop`, `features`, `metric_product`: a clear error, early."""
 
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
 
 import lnb
 
@@ -208,3 +214,211 @@ def test_optimizer_of_no_neurons():
 def test_solver_that_is_none():
     with pytest.raises(TypeError, match=r"'cg'.*lnb\.CG\(\)"):
         lnb.lnb(0.03, find(), solver="cg")  # pyright: ignore[reportArgumentType]
+
+
+# What people try first
+
+
+class Normalised(nnx.Module):
+    """A network that changes while it runs."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: {"net": model}])
+def test_an_nnx_module_as_parameters(wrap):
+    """What it changes inside of the loss would be lost; the recipe in the message works."""
+    model = Normalised(nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"(?s)Normalised.*nnx\.split\(model, nnx\.Param, \.\.\.\)"):
+        lnb.find_neurons(lambda params, x: jnp.mean(x), wrap(model), X)
+    graphdef, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss_fn(params, rest, x):
+        with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+            model = nnx.merge(graphdef, params, rest)
+            return jnp.mean(model(x) ** 2), nnx.state(model, nnx.Not(nnx.Param))
+
+    neurons = lnb.find_neurons(loss_fn, params, rest, X, has_aux=True)
+    assert [(n.weight, n.kind) for n in neurons] == [
+        ("linear.kernel", "dense"),
+        ("norm.scale", "scale"),
+    ]
+    (_, new), _, _ = lnb.backprop(loss_fn, neurons, has_aux=True)(params, rest, X)
+    mean = lambda state: state["norm"]["mean"][...]
+    draws: Any = lambda state: state["dropout"]["rngs"]["count"][...]
+    assert jnp.any(mean(new) != mean(rest))
+    assert draws(new) == draws(rest) + 1
+
+
+def test_init_with_a_whole_equinox_model():
+    model = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+    loss_fn = lambda model, x: jnp.mean(jax.vmap(model)(x) ** 2)
+    neurons = lnb.find_neurons(loss_fn, model, X)
+    for make in (lnb.lnb, lambda rate, neurons: lnb.scale_by_lnb(neurons)):
+        optimizer: Any = make(0.1, neurons)
+        with pytest.raises(TypeError, match=r"activation.*eqx\.filter\(model, "):
+            optimizer.init(model)
+        optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+
+def test_features_for_apply_gradients():
+    model = nn.Dense(2)
+    params = model.init(jax.random.key(0), X)
+    apply: Any = model.apply
+    loss_fn = lambda params, x: jnp.mean(apply(params, x) ** 2)
+    neurons = lnb.find_neurons(loss_fn, params, X)
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=lnb.lnb(0.1, neurons))
+    _, grads, features = lnb.backprop(loss_fn, neurons)(params, X)
+    with pytest.raises(ValueError, match=r"(?s)apply_gradients.*state\.tx\.update\("):
+        state.apply_gradients(grads=grads, features=features)
+
+
+def test_features_as_a_positional_argument():
+    neurons = find()
+    _, grads, features = lnb.backprop(loss_fn, neurons)(PARAMS, X)
+    for optimizer in (lnb.lnb(0.1, neurons), lnb.scale_by_lnb(neurons)):
+        update: Any = optimizer.update
+        with pytest.raises(TypeError, match=r"features are a keyword .*features=features"):
+            update(grads, optimizer.init(PARAMS), PARAMS, features)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: {**p, "second": {"w": normal(0, 4, 5)}}, r"'second\.w' has shape \(4, 5\)"),
+        (lambda p: {**p, "third": normal(0, 4)}, "'third' was not there"),
+        (lambda p: {**p, "first": {"w": p["first"]["w"]}}, r"'first\.b' is gone"),
+    ],
+)
+def test_other_parameters(change, message):
+    def any_loss(params, x):
+        hidden = jnp.tanh(x @ params["first"]["w"])
+        return jnp.mean((hidden @ params["second"]["w"]) ** 2)
+
+    with pytest.raises(ValueError, match=message):
+        lnb.backprop(any_loss, find())(change(PARAMS), X)
+
+
+def test_backprop_with_parameters_in_place_of_neurons():
+    backprop: Any = lnb.backprop
+    with pytest.raises(TypeError, match=r"dict.*lnb\.backprop\(loss_fn, neurons\)\(params,"):
+        backprop(loss_fn, PARAMS)
+    features: Any = lnb.features
+    with pytest.raises(TypeError, match="find_neurons"):
+        features(loss_fn, PARAMS)
+
+
+def test_a_dummy_batch_of_one():
+    with pytest.warns(UserWarning, match=r"first\.w, second\.w see a single position"):
+        lnb.find_neurons(loss_fn, PARAMS, X[:1])
+
+
+def test_slices_of_one_weight_have_names_of_their_own():
+    def sliced(params, x):
+        return jnp.mean(jnp.tanh(x @ params["w"][:, :2]) @ params["w"][:2, 2:])
+
+    neurons = lnb.find_neurons(sliced, {"w": normal(0, 3, 4)}, X)
+    assert len(neurons) == 2
+    with pytest.raises(KeyError) as error:
+        neurons["w"]
+    assert all(neuron.name in str(error.value) for neuron in neurons)
+    assert [neurons[neuron.name] for neuron in neurons] == list(neurons)
+
+
+# Reasons
+
+
+def reasons(loss_fn, params, *args):
+    return dict(lnb.find_neurons(loss_fn, params, *args).unclaimed)
+
+
+def test_the_reason_of_a_product_of_parameters():
+    """Low-rank adapters beside a frozen weight, which is no parameter."""
+    base = normal(0, 3, 4)
+    params = {"a": normal(1, 3, 2), "b": normal(2, 2, 4)}
+    merged = reasons(lambda p, x: jnp.mean((x @ (base + p["a"] @ p["b"])) ** 2), params, X)
+    assert set(merged) == {"a", "b"}
+    assert all("multiplied by another parameter (dot_general)" in why for why in merged.values())
+    assert all("(x @ a) @ b" in why for why in merged.values())
+    assert not reasons(lambda p, x: jnp.mean((x @ base + (x @ p["a"]) @ p["b"]) ** 2), params, X)
+
+
+def test_the_reason_of_experts_under_a_vmapped_switch():
+    params = {"w": normal(0, 4, 3, 2)}
+
+    def switched(params, x, choice):
+        branches = [lambda x, i=i: x @ params["w"][i] for i in range(4)]
+        outputs = jax.vmap(lambda x, i: jax.lax.switch(i, branches, x))(x, choice)
+        return jnp.mean(jnp.tanh(outputs))
+
+    (why,) = reasons(switched, params, X, jnp.arange(7) % 4).values()
+    assert "lax.switch" in why
+    assert "w[expert]" in why
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda p, x: x @ (p["w"] / jnp.linalg.norm(p["w"])), "combined with itself (mul)"),
+        (lambda p, x: x @ jnp.exp(p["w"]), "a non-linear function of it (exp) meets data"),
+        (lambda p, x: x * jnp.sum(p["v"] + 0 * p["w"][0]), "combined with another parameter (add)"),
+        (lambda p, x: x, "the loss makes no use of it that meets data"),
+    ],
+)
+def test_other_reasons(function, why):
+    params = {"w": normal(0, 3, 4), "v": normal(1, 4)}
+    found = reasons(lambda p, x: jnp.mean(jnp.tanh(function(p, x))), params, X)
+    assert why in found["w"]
+
+
+# States of other optimizers
+
+
+def state_of(neurons, **options):
+    return lnb.lnb(0.1, neurons, **options).init(PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [
+        ({"solver": lnb.CG()}, {}),
+        ({}, {"solver": lnb.CG()}),
+        ({"solver": lnb.Krylov()}, {"solver": lnb.CG()}),
+        ({"norm": "neuron"}, {"norm": "spectral"}),
+        ({"norm": "spectral"}, {"norm": "neuron"}),
+    ],
+)
+def test_a_state_made_by_another_optimizer(made, used):
+    """Of 3 inputs and 4 outputs, "spectral" holds a factor where "neuron" holds an inverse."""
+    neurons = find(metric="gram")
+    _, grads, features = lnb.backprop(loss_fn, neurons)(PARAMS, X)
+    optimizer = lnb.lnb(0.1, neurons, **used)
+    with pytest.raises(ValueError, match=r"'first\.w'.*another solver or norm.*optimizer\.init"):
+        optimizer.update(grads, state_of(neurons, **made), PARAMS, features=features)
+    optimizer.update(grads, state_of(neurons, **used), PARAMS, features=features)
+
+
+# Features
+
+
+@pytest.mark.xfail(reason="features are told apart by their shapes only, until they are rows")
+def test_features_of_other_neurons():
+    neurons = find(metric="gram")
+    optimizer = lnb.lnb(0.1, neurons)
+    other = {"first": PARAMS["first"], "second": {"w": normal(2, 4, 2)}, "third": normal(3, 2)}
+
+    def other_loss(params, x):
+        hidden = jnp.tanh(x @ params["first"]["w"] + params["first"]["b"][None])
+        return jnp.mean(hidden @ params["second"]["w"] + params["third"][None])
+
+    _, grads, _ = lnb.backprop(loss_fn, neurons)(PARAMS, X)
+    others = lnb.find_neurons(other_loss, other, X, metric="gram")
+    _, _, features = lnb.backprop(other_loss, others)(other, X)
+    with pytest.raises(ValueError, match="same `neurons`"):
+        optimizer.update(grads, optimizer.init(PARAMS), PARAMS, features=features)

@@ -570,3 +570,53 @@ def test_haiku():
         return squared_error(transformed.apply(params, x), y)
 
     assert_tree_learns(loss_fn, params)
+
+
+def test_a_last_batch_of_one_example():
+    """On the network of the README, whose features are thinned out."""
+
+    def readme_loss(params, x, y):
+        hidden = jnp.tanh(x @ params["w1"] + params["b1"][None])
+        logits = hidden @ params["w2"] + params["b2"][None]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "w1": jax.random.normal(keys[0], (20, 64)) / 20**0.5,
+        "b1": jnp.zeros(64),
+        "w2": jax.random.normal(keys[1], (64, 10)) / 8.0,
+        "b2": jnp.zeros(10),
+    }
+    x = jax.random.normal(keys[2], (256, 20))
+    y = jax.random.randint(keys[3], (256,), 0, 10)
+    neurons = lnb.find_neurons(readme_loss, params, x, y)
+    optimizer = lnb.lnb(0.03, neurons)
+
+    @jax.jit
+    def step(params, state, x, y):
+        backprop = lnb.backprop(readme_loss, neurons, opt_state=state)
+        loss, grads, features = backprop(params, x, y)
+        updates, state = optimizer.update(grads, state, params, features=features)
+        return optax.apply_updates(params, updates), state, loss
+
+    state = optimizer.init(params)
+    with jax.numpy_dtype_promotion("standard"):
+        for size in (256, 1, 256, 3):
+            before = params
+            params, state, loss = step(params, state, x[:size], y[:size])
+            assert jnp.isfinite(loss)
+            assert all(map(jnp.any, jax.tree.leaves(jax.tree.map(jnp.not_equal, params, before))))
+
+
+def test_diagnostics_show_a_rate_that_is_too_high():
+    """Changes of a few percent are usual; a rate of 10 changes weights by more than all of them."""
+
+    def largest(rate):
+        program = compile_step(lnb.lnb(rate, find()))
+        _, state, _ = program.run(*program.start(), 1)
+        changes = lnb.diagnostics(state)["changes"]
+        assert set(changes) == {"first.w", "first.b", "second.w", "temperature"}
+        return max(float(changes[name]) for name in ("first.w", "second.w"))
+
+    assert 1e-4 < largest(0.01) < 0.1
+    assert largest(10.0) > 1

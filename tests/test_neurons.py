@@ -156,10 +156,10 @@ def test_labels():
     neurons = find()
     labels = neurons.labels(params)
     assert jax.tree.structure(labels) == jax.tree.structure(params)
-    assert all(isinstance(label, str) for label in jax.tree.leaves(labels))
-    assert labels["first"]["w"] == labels["first"]["b"]
-    claimed, unclaimed = labels["first"]["w"], labels["normed"]
-    assert claimed != unclaimed
+    solved = ("embed", "first.w", "first.b", "scale", "second.w")
+    for path, label in jax.tree_util.tree_leaves_with_path(labels):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        assert label == ("lnb" if name in solved else "identity"), name
 
 
 def test_statistics_share_is_of_the_whole_network():

@@ -358,7 +358,16 @@ class TestNothingBreaks:
         return directions
 
     def test_dead_neuron(self, name, bias, damping):
-        self.run(name, bias, damping, np.zeros((20, 4)), theta_of(4, 3, bias))
+        """All that can change is the mean of its outputs, and that does."""
+        x = np.zeros((20, 4))
+        gradient = gradient_of(x, normal(20, 3, seed=1), bias)
+        directions = self.run(name, bias, damping, x, gradient)
+        np.testing.assert_array_equal(directions.weight, 0)
+        if bias:
+            mean = np.asarray(gradient.bias)
+            assert np.abs(mean).max() > 0.1
+            expected = np.array([1, -1, 0.5])[:, None, None] * mean
+            np.testing.assert_allclose(directions.bias, expected, rtol=1e-5)
 
     def test_one_dead_input(self, name, bias, damping):
         x = normal(20, 4) * np.array([1, 0, 1, 1])

@@ -30,7 +30,7 @@ from ._table import render
 
 ROWS = 0.5  # positions for every input, at least, where they are thinned out: turns add to them
 
-COSTLY = 1e8  # flops of a step that a user will notice
+COSTLY = 1e9  # flops of a step that a user will notice
 
 METRICS = ("auto", "matrix-free", "gram")
 Exclude = str | Callable[[str], bool] | None
