@@ -422,3 +422,40 @@ def test_features_of_other_neurons():
     _, _, features = lnb.backprop(other_loss, others)(other, X)
     with pytest.raises(ValueError, match="same `neurons`"):
         optimizer.update(grads, optimizer.init(PARAMS), PARAMS, features=features)
+
+
+# Experts
+
+
+EXPERTS = {"w": normal(0, 4, 3, 2)}
+
+
+def gathered(params, x, choice):
+    """The weight of each example's expert, taken by its index."""
+    return jnp.mean(jnp.tanh(jnp.einsum("nd,ndo->no", x, params["w"][choice])))
+
+
+def gathered_under_vmap(params, x, choice):
+    return jnp.mean(jnp.tanh(jax.vmap(lambda x, i: x @ params["w"][i])(x, choice)))
+
+
+def ragged(params, x, choice):
+    sizes = jnp.bincount(choice, length=4)
+    return jnp.mean(jnp.tanh(jax.lax.ragged_dot(x, params["w"], sizes)))
+
+
+@pytest.mark.xfail(reason="one second moment an expert needs features as rows")
+@pytest.mark.parametrize("experts", [gathered, gathered_under_vmap, ragged])
+def test_experts_are_neurons(experts):
+    """One second moment an expert: that of the examples that it is given."""
+    choice = jnp.asarray([0, 0, 1, 1, 1, 2, 3])
+    neurons = lnb.find_neurons(experts, EXPERTS, X, choice)
+    (neuron,) = neurons
+    assert (neuron.kind, neuron.d_in, neuron.d_out, neuron.n) == ("dense", 3, 2, 7)
+    _, _, features = lnb.backprop(experts, neurons)(EXPERTS, X, choice)
+    vector = {"w": normal(5, 4, 3, 2)}
+    product = lnb.metric_product(neurons, features, vector)
+    for expert in range(4):
+        rows = X[choice == expert]
+        expected = rows.T @ rows @ vector["w"][expert] / 7
+        np.testing.assert_allclose(product["w"][expert], expected, rtol=1e-4, atol=1e-6)

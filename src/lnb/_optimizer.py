@@ -333,7 +333,7 @@ def _check_state(state: ScaleByLNBState, expected: ScaleByLNBState) -> None:
     """Refuses a state that another optimizer made: what it holds would mean something else."""
     if not isinstance(state, ScaleByLNBState):
         raise TypeError(f"this is no state of lnb.scale_by_lnb but {type(state).__name__}.")
-    for name in expected.solver.keys() | state.solver.keys():
+    for name in {**expected.solver, **state.solver}:
         here, there = expected.solver.get(name), state.solver.get(name)
         shapes = lambda tree: [leaf.shape for leaf in jax.tree.leaves(tree)]
         same = jax.tree.structure(here) == jax.tree.structure(there)
