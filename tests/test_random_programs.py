@@ -1,0 +1,24 @@
+"""Programs that nobody wrote: some here, many more by `make soak`."""
+
+import pytest
+from random_programs import NORMS, check_program, make_program
+
+# Seeds that the library is wrong about, and why.
+KNOWN: dict[int, str] = {}
+
+
+def marks(seed: int) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.xfail(reason=KNOWN[seed])] if seed in KNOWN else []
+
+
+@pytest.mark.parametrize("seed", [pytest.param(s, marks=marks(s)) for s in range(60)])
+def test_program(seed: int):
+    """Value, gradient and metric are right; training goes well, with one norm or the other."""
+    check_program(seed, norms=(NORMS[seed % len(NORMS)],))
+
+
+def test_programs_are_reproducible():
+    one, other = make_program(3), make_program(3)
+    assert one.description == other.description
+    assert one.layers == other.layers
+    assert (one.batch.x == other.batch.x).all()
