@@ -11,13 +11,14 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # On a CPU, JAX's factorisations call OpenBLAS, whose threads wait for the cores that XLA's hold.
 export OPENBLAS_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-oldest test-newest check format bench clean
+.PHONY: help demo test test-oldest test-newest soak check format bench clean
 
 help:
 	@echo "make demo         train two small networks with LNB and with Adam; writes demo.png"
 	@echo "make test         the tests and the docstrings' examples"
 	@echo "make test-oldest  the same with the oldest supported jax and optax"
 	@echo "make test-newest  the same with the newest Python on this machine, and the newest jax for it"
+	@echo "make soak         a thousand random programs, on two processes; ARGS=--help for more"
 	@echo "make check        lint, formatting, types"
 	@echo "make format       mend what lint and formatting can mend by themselves"
 	@echo "make bench        what a step costs beside Adam's; ARGS=--help for more"
@@ -42,6 +43,9 @@ test-oldest:
 test-newest:
 	@test -n "$$(.ci/newest-python)" || { echo "There is no Python 3.12 or later here."; exit 1; }
 	$(MAKE) test VENV=.venv-newest PYTHON="$$(.ci/newest-python)"
+
+soak: $(INSTALLED)
+	$(BIN)/python tests/soak.py $(ARGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

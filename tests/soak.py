@@ -41,9 +41,8 @@ def soak(seeds: range, processes: int) -> int:
         for done, (seed, why) in zip(itertools.count(1), results):
             if why:
                 wrong += 1
-                print(
-                    f'seed {seed}: {why}  (make soak ARGS="--start {seed} --count 1")', flush=True
-                )
+                again = f'make soak ARGS="--start {seed} --count 1"'
+                print(f"seed {seed}: {why}\n  again: {again}", flush=True)
             if done % EVERY == 0:
                 seconds = time.monotonic() - began
                 print(f"seeds to {seed}: {wrong} wrong, {seconds:.0f} s", flush=True)

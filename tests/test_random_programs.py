@@ -13,8 +13,9 @@ def marks(seed: int) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("seed", [pytest.param(s, marks=marks(s)) for s in range(60)])
 def test_program(seed: int):
-    """Value, gradient and metric are right; training goes well, with one norm or the other."""
-    check_program(seed, norms=(NORMS[seed % len(NORMS)],))
+    """Value, gradient and metric are right. Two thirds are trained, by one norm or the other."""
+    norms = [(norm,) for norm in NORMS] + [()]
+    check_program(seed, norms[seed % len(norms)])
 
 
 def test_programs_are_reproducible():

@@ -14,7 +14,7 @@ from . import _sliced as sliced
 from . import _structure as structure
 from ._conv import Conv
 from ._layer import Chain, Layer
-from ._stored import FORMS
+from ._stored import FORMS, UNSTRUCTURED
 
 WORDS = 4
 
@@ -33,6 +33,7 @@ class Draw:
         self.tokens = time  # how many there are: lookups need as many times
         self.alone = False  # whether a loop runs examples one by one
         self.smooth = False  # whether all is to be differentiated
+        self.scales = True  # whether there may be some
 
     def pick(self, *options: Any) -> Any:
         return options[self.rng.integers(len(options))]
@@ -72,7 +73,7 @@ def draw_dense(draw: Draw, outputs: int) -> dense.Dense:
         weight_order=shuffled(ins + out_letters),
         output_order=shuffled("bt" + out_letters),
         bias_order=shuffled(out_letters),
-        bias=None if form == "masked" and draw.chance(0.8) else bias,
+        bias=None if form in UNSTRUCTURED and draw.chance(0.8) else bias,
         form=form,
         weight_first=draw.chance(0.3),
         half=half,
@@ -111,7 +112,7 @@ def draw_conv(draw: Draw, keep_time: bool) -> Conv:
             groups=draw.pick(1, common),
             specs=(order(), order(), order()),
             flipped=flipped,
-            bias=draw.chance(0.1 if flipped or form == "masked" else 0.5),
+            bias=draw.chance(0.1 if flipped or form in UNSTRUCTURED else 0.5),
             form=form,
         )
         time, width = conv.out_shape
@@ -120,10 +121,9 @@ def draw_conv(draw: Draw, keep_time: bool) -> Conv:
 
 
 def draw_scale(draw: Draw) -> Layer:
-    norms = ("layer", "rms", "none", *([] if draw.smooth else ["late"]))
     return elementwise.Scale(
         shape=draw.pick((draw.width,), (draw.width,), (draw.time, draw.width), ()),
-        norm=draw.pick(*norms),
+        norm=draw.pick("layer", "rms", "late", "none"),
         bias=draw.chance(0.5),
         scale_first=draw.chance(0.5),
     )
@@ -181,8 +181,14 @@ def draw_layer(draw: Draw, keep: str) -> list[Layer]:
             layer = sliced.Attention(width, head, draw.pick("weight", "output"), draw.chance(0.5))
             draw.width = head
         case "two sites":
-            layer = joined.TwoSites(width, outputs, draw.chance(0.7))
+            layer = joined.TwoSites(width, outputs, draw.pick(None, "sum", "both"))
             draw.width = outputs
+        case "chosen":
+            layer = sliced.Chosen(width, outputs, draw.chance(0.5))
+            draw.width = outputs
+        case "tied lookup":
+            layer = joined.TiedLookup(WORDS, width)
+            draw.width = WORDS
         case "low rank":
             layer = dense.LowRank(width, draw.size(3), outputs)
             draw.width = outputs
@@ -200,9 +206,10 @@ def draw_layer(draw: Draw, keep: str) -> list[Layer]:
 
 
 def _kinds(draw: Draw) -> list[str]:
-    kinds = ["dense"] * 4 + ["conv"] * 3 + ["scale"] * 3 + ["tied", "sliced", "added", "per time"]
-    kinds += ["attention", "two sites", "low rank"]
-    kinds += ["lookup"] * 2 if draw.time == draw.tokens else []
+    kinds = ["dense"] * 4 + ["conv"] * 3 + ["tied", "sliced", "added", "per time"]
+    kinds += ["attention", "two sites", "low rank", "chosen"]
+    kinds += ["lookup", "lookup", "tied lookup"] if draw.time == draw.tokens else []
+    kinds += ["scale"] * 3 if draw.scales else []
     return kinds if draw.smooth else [*kinds, "two weights", "weight norm"]
 
 
@@ -266,9 +273,13 @@ def _at_one_time(draw: Draw, inner) -> Layer:
     return layer
 
 
-def draw_network(draw: Draw, depth: int) -> Chain:
-    """What losses differentiate by its input: smooth, a site at either end, one output."""
-    draw.smooth = True
+def draw_network(draw: Draw, depth: int, scales: bool) -> Chain:
+    """What losses differentiate by its input: smooth, a site at either end, one output.
+
+    With scales, the metric is left open. Derivatives multiply a scale by that of its input and by
+    that of the activation behind it: which of them is what the scale is fed?
+    """
+    draw.smooth, draw.scales = True, scales
     first = draw_dense(draw, draw.size())
     draw.width = first.d_out
     middle = draw_chain(draw, depth, length=draw.pick(0, 1, 1))

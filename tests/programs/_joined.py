@@ -55,20 +55,54 @@ class Tied(Layer):
 
 
 @dataclasses.dataclass(frozen=True)
+class TiedLookup(Layer):
+    """`tanh(x + table[tokens]) @ table.T`: a lookup, and the same table as a weight."""
+
+    words: int
+    width: int
+
+    def init(self, rng):
+        return {"table": normal(rng, self.words, self.width)}
+
+    def run(self, params, x, data):
+        return jnp.tanh(x + params["table"][data.tokens]) @ params["table"].T
+
+    def by_hand(self, tape, place, x, data):
+        def lookup(w, b, hot):
+            return hot @ w
+
+        def back(w, b, x):
+            return x @ w.T
+
+        hot = tape.data(np.eye(self.words)[data.tokens])
+        found = tape.site(lookup, place / "table", None, hot, data.tokens.size)
+        hidden = tape.pure(lambda x, found: np.tanh(x + found), x, found)
+        return tape.site(back, place / "table", None, hidden, positions(x))
+
+    def __str__(self):
+        return f"tied lookup {self.words} of {self.width}: tanh(x + table[tokens]) @ table.T"
+
+
+@dataclasses.dataclass(frozen=True)
 class TwoSites(Layer):
-    """`x @ u + sin(x) @ v + b`: what is added to two sites is the bias of neither."""
+    """What is added to the sum of two sites, or to both, is the bias of neither."""
 
     width: int
     outputs: int
-    bias: bool
+    bias: str | None  # "sum" or "both"
 
     def init(self, rng):
         params = {name: normal(rng, self.width, self.outputs, inputs=self.width) for name in "uv"}
         return params | ({"b": normal(rng, self.outputs)} if self.bias else {})
 
     def run(self, params, x, data):
-        y = x @ params["u"] + jnp.sin(x) @ params["v"]
-        return y + raised(params["b"], y.ndim) if self.bias else y
+        b = raised(params["b"], x.ndim) if self.bias else 0.0
+        return self._join(jnp, x @ params["u"], jnp.sin(x) @ params["v"], b)
+
+    def _join(self, xp, y, z, b):
+        if self.bias == "both":
+            return xp.sin(y + b) * xp.cos(z + b)
+        return y + z + b if self.bias else y + z
 
     def by_hand(self, tape, place, x, data):
         def apply(w, b, x):
@@ -77,11 +111,11 @@ class TwoSites(Layer):
         y = tape.site(apply, place / "u", None, x, positions(x))
         z = tape.site(apply, place / "v", None, tape.pure(np.sin, x), positions(x))
         b = tape.value(place / "b") if self.bias else 0.0
-        return tape.pure(lambda y, z: y + z + b, y, z)
+        return tape.pure(lambda y, z: self._join(np, y, z, b), y, z)
 
     def __str__(self):
-        bias = " + b" if self.bias else ""
-        return f"sum of two sites {self.width} -> {self.outputs}: x @ u + sin(x) @ v{bias}"
+        bias = f", b added to {self.bias}" if self.bias else ""
+        return f"two sites {self.width} -> {self.outputs}: x @ u, sin(x) @ v{bias}"
 
 
 @dataclasses.dataclass(frozen=True)

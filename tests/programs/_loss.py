@@ -13,7 +13,7 @@ from ._layer import Chain, Data
 from ._tape import Place, Tape
 
 # How often each kind is drawn.
-KINDS = {"squares": 4, "sine": 2, "entropy": 2, "slope": 1, "direction": 1, "laplacian": 1}
+KINDS = {"squares": 6, "sine": 3, "entropy": 3, "slope": 2, "direction": 2, "laplacian": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Loss:
     @property
     def derivatives(self) -> bool:
         return self.kind in {"slope", "direction", "laplacian"}
+
+    @property
+    def open_metric(self) -> bool:
+        """Whether the design leaves open what the metric is."""
+        return self.kind == "laplacian"
 
     def run(self, layers: Chain, params: Any, data: Data) -> jax.Array:
         if not self.derivatives:

@@ -108,18 +108,51 @@ class Attention(Layer):
         return jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v
 
     def by_hand(self, tape, place, x, data):
-        def apply(w, b, x):
-            return x @ w + (0 if b is None else b)
-
-        def mix(qkv):
-            q, k, v = np.split(qkv, 3, axis=-1)
+        def mix(q, k, v):
             scores = q @ k.swapaxes(-1, -2)
             weights = np.exp(scores - np.real(scores).max(axis=-1, keepdims=True))
             return weights / weights.sum(axis=-1, keepdims=True) @ v
 
-        bias = place / "b" if self.bias else None
-        return tape.pure(mix, tape.site(apply, place / "w", bias, x, positions(x)))
+        def make(which):
+            def apply(w, b, x):
+                y = x @ w + (0 if b is None else b)
+                return y if which is None else np.split(y, 3, axis=-1)[which]
+
+            bias = place / "b" if self.bias else None
+            return tape.site(apply, place / "w", bias, x, positions(x), part=which)
+
+        if self.sliced == "weight":
+            return tape.pure(mix, *map(make, range(3)))
+        return tape.pure(lambda y: mix(*np.split(y, 3, axis=-1)), make(None))
 
     def __str__(self):
         bias = ", bias" if self.bias else ""
         return f"attention {self.width} -> {self.head}, q k v sliced from the {self.sliced}{bias}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen(Layer):
+    """`x @ w[i]`, with i from the data: a lookup of whole matrices, for each example or for all."""
+
+    width: int
+    outputs: int
+    each: bool
+
+    def init(self, rng):
+        return {"w": normal(rng, 2, self.width, self.outputs, inputs=self.width)}
+
+    def run(self, params, x, data):
+        index = (data.each if self.each else data.flag).astype(jnp.int32)
+        return x @ params["w"][index]
+
+    def by_hand(self, tape, place, x, data):
+        def lookup(w, b, hot):
+            return np.tensordot(hot, w, 1)
+
+        index = np.asarray(data.each if self.each else data.flag).astype(int)
+        hot = tape.data(np.eye(2)[index])
+        found = tape.site(lookup, place / "w", None, hot, index.size)
+        return tape.pure(lambda x, found: x @ found, x, found)
+
+    def __str__(self):
+        return f"dense {self.width} -> {self.outputs}, chosen for {'each' if self.each else 'all'}"

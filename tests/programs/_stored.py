@@ -6,9 +6,11 @@ import dataclasses
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
-FORMS = ("plain", "scaled", "negated", "masked", "flat", "boxed")
+FORMS = ("plain", "scaled", "negated", "flat", "boxed", "masked", "broadcast")
+UNSTRUCTURED = ("masked", "broadcast")  # no mere rearrangements of what is stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Stored:
                 return (math.prod(self.shape),)
             case "boxed":
                 return (1, *self.shape)
+            case "broadcast":
+                return (*self.shape[:-1], 1)
         return self.shape
 
     def view(self, stored: Any) -> Any:
@@ -40,6 +44,9 @@ class Stored:
                 return stored.reshape(self.shape)
             case "boxed":
                 return stored[0]
+            case "broadcast":
+                xp = np if isinstance(stored, np.ndarray) else jnp
+                return xp.broadcast_to(stored, self.shape)
         return stored
 
     def _mask(self) -> np.ndarray:
