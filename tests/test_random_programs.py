@@ -4,7 +4,9 @@ import pytest
 from random_programs import NORMS, check_program, make_program
 
 # Seeds that the library is wrong about, and why.
-KNOWN: dict[int, str] = {}
+BRANCH = "a scaled bias counts also where the branch that adds it is not taken"
+DERIVATIVE = "positions of a derivative that starts from a constant are miscounted"
+KNOWN: dict[int, str] = {9: BRANCH, 18: DERIVATIVE, 57: BRANCH, 59: DERIVATIVE}
 
 
 def marks(seed: int) -> list[pytest.MarkDecorator]:
