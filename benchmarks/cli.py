@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lnb_experiments.data import DataError, Source
 
-from . import convergence, growth, profile, steps
+from . import convergence, growth, steps
 from .contenders import ADAM, CONTENDERS
 from .workloads import WORKLOADS
 
@@ -25,9 +25,9 @@ class Bench:
     the same block. Flops and memory are XLA's counts and do not depend on the machine's mood.
     """
 
-    mode: Literal["steps", "profile", "growth", "convergence"] = "steps"
-    """The cost of a step; where the extra time goes, neuron by neuron; how it grows with width,
-    depth and batch; whether cheap statistics cost convergence (needs MNIST and CIFAR-10)."""
+    mode: Literal["steps", "growth", "convergence"] = "steps"
+    """The cost of a step; how it grows with width, depth and batch; whether cheap statistics cost
+    convergence (needs MNIST and CIFAR-10)."""
     workload: tuple[str, ...] = ()
     """Only these; parts of names will do. Of --mode growth: none."""
     optimizer: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Bench:
     data_dir: Path | None = None
     """Of --mode convergence: folder of the official files; by default $LNB_DATA."""
     json: Path | None = None
-    """Write all numbers to this file (not of --mode profile)."""
+    """Write all numbers to this file."""
     chart: Path | None = None
     """Draw a chart to this file (steps: bars; growth: curves)."""
 
@@ -66,9 +66,6 @@ class Bench:
                 self._write(steps.to_json(costs, self.blocks))
             if self.chart:
                 steps.draw(costs, self.chart)
-        elif self.mode == "profile":
-            for workload in workloads:
-                profile.profile(workload, console)
         else:
             points = growth.grow(max(1, self.blocks), console)
             growth.print_points(points, console)

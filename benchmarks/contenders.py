@@ -6,18 +6,16 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import lnb
-from lnb._backprop import Due
 from lnb._optimizer import ScaleByLNBState
 from lnb_experiments.optimizers import muon
 
 from .workloads import Workload
 
 Step = Callable[..., tuple[Any, Any]]  # (params, opt_state, *args) -> (params, opt_state)
-LATER = 1000  # steps, after which turns are as rare as they get
+LATER = 1000  # steps, after which refreshes are as rare as they get
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Plain:
     """An optimizer of gradients."""
 
     optimizer: optax.GradientTransformation
-    every: int | None = None  # steps from turn to turn: there are none
+    every: int | None = None  # steps from one refresh of M to the next: there are none
 
     def init(self, workload: Workload) -> Any:
         return self.optimizer.init(workload.params)
@@ -48,12 +46,12 @@ class Boosted:
     """An optimizer of gradients and features."""
 
     make: Callable[..., optax.GradientTransformationExtraArgs]
-    metric: str = "auto"
+    rows: str = "auto"
     every: int | None = 10
 
     def neurons(self, workload: Workload) -> lnb.Neurons:
         loss_fn, params, args, _ = workload
-        return lnb.find_neurons(loss_fn, params, *args, metric=self.metric)
+        return lnb.find_neurons(loss_fn, params, *args, rows=self.rows)
 
     def init(self, workload: Workload) -> Any:
         """The state after many steps, except for its values."""
@@ -62,17 +60,13 @@ class Boosted:
         later = lambda x: x._replace(count=x.count + LATER) if is_lnb(x) else x
         return jax.tree.map(later, state, is_leaf=is_lnb)
 
-    def step(self, workload: Workload, turn: bool | None = None) -> Step:
-        """A step; given `turn`, one at which all neurons have their turn, or none has."""
+    def step(self, workload: Workload, **settings: Any) -> Step:
+        """A step; the settings are those of the optimizer."""
         neurons = self.neurons(workload)
-        if turn is None:
-            optimizer = self.make(1e-3, neurons)
-        else:
-            optimizer = self.make(1e-3, neurons, solver=Turn(turn=turn))
+        optimizer = self.make(1e-3, neurons, **settings)
+        backprop = lnb.backprop(workload.loss_fn, neurons)
 
         def step(params, opt_state, *args):
-            opt_state = opt_state if turn is None else with_turn(opt_state, turn)
-            backprop = lnb.backprop(workload.loss_fn, neurons, opt_state=opt_state)
             _, grads, features = backprop(params, *args)
             updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
             return optax.apply_updates(params, updates), opt_state
@@ -80,30 +74,20 @@ class Boosted:
         return step
 
     def counted_steps(self, workload: Workload) -> list[tuple[float, Step]]:
-        """XLA counts a `cond` as its dearest branch, so these have none but the guard's."""
+        """XLA counts a `cond` as its dearest branch: every M is refreshed at every step."""
         if self.every is None:
             return [(1.0, self.step(workload))]
         return [
-            (1 / self.every, self.step(workload, turn=True)),
-            (1 - 1 / self.every, self.step(workload, turn=False)),
+            (1 / self.every, self.step(workload)),
+            (1 - 1 / self.every, self.step(workload, solver=Resting())),
         ]
 
 
-@dataclass(frozen=True)
-class Turn(lnb.Cholesky):
-    """`lnb.Cholesky`, where all neurons have their turn at every step or at none."""
+class Resting(lnb.Cholesky):
+    """`lnb.Cholesky` between refreshes."""
 
-    turn: bool = True
-
-    def due(self, neuron: lnb.Neuron, step: jax.Array) -> jax.Array:
-        return jnp.asarray(self.turn) if neuron.has_gram else self.fallback.due(neuron, step)
-
-
-def with_turn(opt_state: Any, turn: bool) -> Any:
-    is_due = lambda node: isinstance(node, Due)
-    full = lambda flags: dict.fromkeys(flags, jnp.asarray(turn))
-    replace = lambda node: Due(full(node.flags)) if is_due(node) else node
-    return jax.tree.map(replace, opt_state, is_leaf=is_due)
+    def update(self, neuron, features, known, damping, step):
+        return known
 
 
 def _with_norm(norm: str) -> Boosted:
@@ -118,8 +102,6 @@ CONTENDERS: dict[str, Plain | Boosted] = {
     "lnb, its defaults": Boosted(lnb.lnb),
     'lnb, norm="spectral"': _with_norm("spectral"),
     'lnb, norm="network"': _with_norm("network"),
-    "lnb, CG on grams": Boosted(
-        partial(lnb.lnb, solver=lnb.CG(), norm="neuron"), metric="gram", every=None
-    ),
-    "Algorithm 2, CG on features": Boosted(lnb.algorithm2, metric="matrix-free", every=None),
+    "lnb, CG": Boosted(partial(lnb.lnb, solver=lnb.CG(), norm="neuron"), every=None),
+    "Algorithm 2": Boosted(lnb.algorithm2, rows="all", every=None),
 }

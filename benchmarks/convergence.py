@@ -1,6 +1,5 @@
-"""Whether cheap statistics cost convergence: the defaults beside all statistics at every step."""
+"""Whether cheap statistics cost convergence: the defaults beside all rows at every step."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -61,8 +60,8 @@ def make_method(experiment: Experiment, examples: Split, norm: str, full: bool) 
     batch = examples.take(slice(0, experiment.batch_size))
     params, key = jax.eval_shape(experiment.init, jax.random.key(0)), jax.random.key(0)
     solver = lnb.Cholesky(every=1) if full else lnb.Cholesky()
-    settings = {"statistics_share": math.inf} if full else {}
-    make = from_features(partial(lnb.lnb, norm=norm, solver=solver), **settings)
+    rows = "all" if full else "auto"
+    make = from_features(partial(lnb.lnb, norm=norm, solver=solver), rows=rows)
     return make(Problem(experiment.outputs, experiment.objective), params, batch, key)
 
 

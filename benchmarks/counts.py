@@ -19,12 +19,12 @@ _CALL = (
 
 
 def flops(contender: Plain | Boosted, workload: Workload, program: Any = None) -> float:
-    """Floating-point operations of a step, on average over turns.
+    """Floating-point operations of a step, on average over refreshes of M.
 
     XLA counts the body of a loop once, a `cond` as its dearest branch, and factorisations and
-    triangular solves as nothing. So loops are unrolled, turns are compiled apart, and d^3 / 3 a
-    factorisation and d^2 o a triangular solve are added. Where there are neither loops nor turns,
-    the step's own `program` will do.
+    triangular solves as nothing. So loops are unrolled, steps without refreshes are compiled apart,
+    and d^3 / 3 a factorisation and d^2 o a triangular solve are added. Where there are neither
+    loops nor refreshes, the step's own `program` will do.
     """
     if program is not None and workload.counted is None and contender.every is None:
         return _program_flops(program)

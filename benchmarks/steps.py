@@ -18,7 +18,7 @@ from .contenders import ADAM, CONTENDERS, NEURON
 from .counts import compiled, flops, peak_bytes
 from .workloads import WORKLOADS, Target, Workload
 
-STEPS = 10  # of a block: from one turn of a neuron to the next
+STEPS = 10  # of a block: from one refresh of a neuron's M to the next
 COMPILE = 2.0  # the target for the time of compilation
 COMPILATIONS = 3  # of which the fastest counts
 

@@ -1,49 +1,36 @@
 """Neurons, features and metrics made by hand, with every matrix written out."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lnb._backprop import features
-from lnb._interpret import Layout
-from lnb._metric import Features, Gram, Theta
-from lnb._neurons import Neuron, find_neurons
+import lnb
+from lnb._metric import Theta
 
 
-def make_neuron(kind: str = "dense", metric: str = "gram", has_gram: bool = True) -> Neuron:
-    """A neuron as solvers see it: they ask for nothing but these three."""
-    layout = Layout.flat((1,))
-    rest = {"name": "", "weight": "", "bias": None, "d_in": 1, "d_out": 1, "sites": 1, "n": 1}
-    return Neuron(
-        **rest, kind=kind, metric=metric, has_gram=has_gram, layout=layout, bias_layout=None
-    )
+def fed(x, bias: bool, kind: str = "dense", outputs: int = 3) -> tuple[lnb.Neuron, Any]:
+    """A neuron and its features, from X of shape [n, d] or [g, n, d]; of a lookup, from indices.
 
-
-def blocks(x) -> Array:
-    """Features as [g, n, d]."""
+    These are the library's own, of a network that is X W + b in each of g blocks.
+    """
     x = jnp.asarray(x)
-    return x if x.ndim == 3 else x[None]
-
-
-def gram_of(x, bias: bool) -> Gram:
-    """Features held as a gram, from X of shape [n, d] or [g, n, d]."""
-    x = blocks(x)
-    count = jnp.asarray(x.shape[1], x.dtype)
-    return Gram(x.mT @ x, x.sum(1) if bias else None, count)
-
-
-def rows_of(x, bias: bool, outputs: int = 3) -> Features:
-    """Features held as they are: those of X W + b in the library's own form."""
-    x = blocks(x)
-    weight = jnp.zeros((x.shape[0], x.shape[2], outputs), x.dtype)
-    params = {"weight": weight} | ({"bias": weight[:, 0, :]} if bias else {})
-
-    def loss_fn(params, x):
-        outputs = x @ params["weight"]
-        return jnp.sum(outputs + params["bias"][:, None, :] if bias else outputs)
-
-    neurons = find_neurons(loss_fn, params, x, metric="matrix-free")
-    return features(loss_fn, neurons)(params, x)["weight"]
+    x = x if x.ndim == 3 or kind == "lookup" else x[None]
+    if kind == "scale":
+        shapes = {"weight": (len(x),), "bias": (len(x),)}
+        apply = lambda p, x: x[:, :, 0].T * p["weight"][None] + (p["bias"][None] if bias else 0)
+    elif kind == "lookup":
+        shapes = {"weight": (int(x.max()) + 1, outputs), "bias": (outputs,)}
+        apply = lambda p, x: p["weight"][x]
+    else:
+        shapes = {"weight": (len(x), x.shape[2], outputs), "bias": (len(x), outputs)}
+        apply = lambda p, x: x @ p["weight"] + (p["bias"][:, None] if bias else 0)
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.floating) else jnp.result_type(float)
+    params = {k: jnp.zeros(shape, dtype) for k, shape in shapes.items() if bias or k == "weight"}
+    loss_fn = lambda params, x: jnp.sum(apply(params, x))
+    neurons = lnb.find_neurons(loss_fn, params, x, rows="all")
+    return neurons["weight"], lnb.forward_features(loss_fn, neurons)(params, x)["weight"]
 
 
 def theta_of(d: int, o: int, bias: bool, g: int = 1, seed: int = 1) -> Theta:

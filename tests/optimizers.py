@@ -67,15 +67,12 @@ def find(**options) -> lnb.Neurons:
     return lnb.find_neurons(loss_fn, make_params(), *make_batch(), **options)
 
 
-def make_step(
-    optimizer, neurons: lnb.Neurons | None = None, turns: bool = False, **extra
-) -> Callable:
+def make_step(optimizer, neurons: lnb.Neurons | None = None, **extra) -> Callable:
     """`(params, state, *batch) -> (params, state, loss)`."""
     neurons = find() if neurons is None else neurons
 
     def step(params, state, x, y, weight):
-        opt_state = state if turns else None
-        backprop = lnb.backprop(loss_fn, neurons, opt_state=opt_state)
+        backprop = lnb.backprop(loss_fn, neurons)
         loss, gradients, features = backprop(params, x, y, weight)
         updates, state = optimizer.update(gradients, state, params, features=features, **extra)
         return optax.apply_updates(params, updates), state, loss
@@ -113,7 +110,7 @@ def compile_step(optimizer, **extra) -> Compiled:
 @cache
 def compiled(name: str) -> Compiled:
     """Compiled once for all tests."""
-    return compile_step(OPTIMIZERS[name](RATE, find()), turns=name == "defaults")
+    return compile_step(OPTIMIZERS[name](RATE, find()))
 
 
 def assert_equal(actual, expected):

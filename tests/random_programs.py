@@ -195,7 +195,7 @@ def train(loss_fn: Any, norm: str, params: Any, batch: Data) -> Trained:
 
     def step(carry: Any, _: None) -> tuple[Any, Array]:
         params, opt_state = carry
-        backprop = lnb.backprop(loss_fn, neurons, opt_state=opt_state)
+        backprop = lnb.backprop(loss_fn, neurons)
         loss, grads, features = backprop(params, batch)
         updates, opt_state = optimizer.update(grads, opt_state, params, features=features)
         return (optax.apply_updates(params, updates), opt_state), loss

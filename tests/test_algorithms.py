@@ -187,7 +187,7 @@ def relative_error(m, h, g) -> float:
 
 
 def find(params, **options) -> lnb.Neurons:
-    return lnb.find_neurons(loss_fn, params, *make_batches()[0], **options)
+    return lnb.find_neurons(loss_fn, params, *make_batches()[0], rows="all", **options)
 
 
 class Trained(NamedTuple):
@@ -283,8 +283,7 @@ def test_gradient_average(nesterov):
             norm="network",
             gradient_decay=0.8,
             nesterov=nesterov,
-            damping=DAMPING,
-            relative_damping=False,
+            damping=lnb.Absolute(DAMPING),
             min_norm=0.05,
             weight_decay=DECAY,
         )
@@ -313,7 +312,7 @@ def test_weight_decay_reaches_biases_unless_masked(name, mask):
 
     @jax.jit
     def decayed(params, x, y):
-        features = lnb.features(loss_fn, neurons)(params, x, y)
+        features = lnb.forward_features(loss_fn, neurons)(params, x, y)
         still = jax.tree.map(jnp.zeros_like, params)
         updates, _ = optimizer.update(still, optimizer.init(params), params, features=features)
         return optax.apply_updates(params, updates)

@@ -69,7 +69,7 @@ def test_aux_is_anything():
         return loss_fn(params, x), {"name": "tanh", "rows": x.shape[0], "x": x}
 
     neurons = lnb.find_neurons(pair, PARAMS, X, has_aux=True)
-    (_, aux), _, _ = lnb.backprop(pair, neurons, has_aux=True)(PARAMS, X)
+    (_, aux), _, _ = lnb.backprop(pair, neurons)(PARAMS, X)
     assert (aux["name"], aux["rows"]) == ("tanh", 7)
     np.testing.assert_array_equal(aux["x"], X)
 
@@ -94,10 +94,10 @@ def test_empty_argument_that_is_no_batch():
     assert [neuron.name for neuron in neurons] == ["first.w", "second.w"]
 
 
-@pytest.mark.parametrize("metric", ["diagonal", "", None, "Gram"])
-def test_unknown_metric(metric):
-    with pytest.raises(ValueError, match=r"(?s)auto.*matrix-free.*gram"):
-        find(metric=metric)
+@pytest.mark.parametrize("rows", ["few", "", None, 100])
+def test_unknown_rows(rows):
+    with pytest.raises(ValueError, match=r"auto.*all"):
+        find(rows=rows)
 
 
 def test_exclude_by_pattern():
@@ -145,7 +145,7 @@ def test_parameters_of_another_structure():
     with pytest.raises(ValueError, match=r"second\.w"):
         lnb.backprop(renamed_loss, find())(renamed, X)
     with pytest.raises(ValueError, match=r"second\.w"):
-        lnb.features(renamed_loss, find())(renamed, X)
+        lnb.forward_features(renamed_loss, find())(renamed, X)
 
 
 def test_parameters_too_many():
@@ -169,7 +169,7 @@ def test_parameters_of_another_shape():
     with pytest.raises(ValueError, match=pattern):
         lnb.backprop(loss_fn, find())(wider, X)
     with pytest.raises(ValueError, match=pattern):
-        lnb.features(loss_fn, find())(wider, X)
+        lnb.forward_features(loss_fn, find())(wider, X)
 
 
 def test_another_loss():
@@ -186,7 +186,7 @@ def test_another_loss():
 
 def test_product_with_another_structure():
     neurons = find()
-    features = lnb.features(loss_fn, neurons)(PARAMS, X)
+    features = lnb.forward_features(loss_fn, neurons)(PARAMS, X)
     wrong = {"first": {"w": normal(4, 3, 5), "b": normal(5, 4)}, "second": {"w": normal(6, 4, 2)}}
     with pytest.raises(ValueError, match=r"first\.w"):
         lnb.metric_product(neurons, features, wrong)
@@ -196,7 +196,7 @@ def test_product_with_another_structure():
 
 def test_product_with_features_of_other_neurons():
     neurons = find()
-    features = lnb.features(loss_fn, find(exclude="second"))(PARAMS, X)
+    features = lnb.forward_features(loss_fn, find(exclude="second"))(PARAMS, X)
     with pytest.raises(ValueError, match=r"second\.w"):
         lnb.metric_product(neurons, features, PARAMS)
 
@@ -249,7 +249,7 @@ def test_an_nnx_module_as_parameters(wrap):
         ("linear.kernel", "dense"),
         ("norm.scale", "scale"),
     ]
-    (_, new), _, _ = lnb.backprop(loss_fn, neurons, has_aux=True)(params, rest, X)
+    (_, new), _, _ = lnb.backprop(loss_fn, neurons)(params, rest, X)
     mean = lambda state: state["norm"]["mean"][...]
     draws: Any = lambda state: state["dropout"]["rngs"]["count"][...]
     assert jnp.any(mean(new) != mean(rest))
@@ -309,9 +309,16 @@ def test_backprop_with_parameters_in_place_of_neurons():
     backprop: Any = lnb.backprop
     with pytest.raises(TypeError, match=r"dict.*lnb\.backprop\(loss_fn, neurons\)\(params,"):
         backprop(loss_fn, PARAMS)
-    features: Any = lnb.features
+    features: Any = lnb.forward_features
     with pytest.raises(TypeError, match="find_neurons"):
         features(loss_fn, PARAMS)
+
+
+def test_names_of_before():
+    with pytest.raises(AttributeError, match="forward_features"):
+        _ = lnb.features  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AttributeError, match="no attribute 'adam'"):
+        _ = lnb.adam  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_dummy_batch_of_one():
@@ -390,13 +397,10 @@ def state_of(neurons, **options):
         ({"solver": lnb.CG()}, {}),
         ({}, {"solver": lnb.CG()}),
         ({"solver": lnb.Krylov()}, {"solver": lnb.CG()}),
-        ({"norm": "neuron"}, {"norm": "spectral"}),
-        ({"norm": "spectral"}, {"norm": "neuron"}),
     ],
 )
 def test_a_state_made_by_another_optimizer(made, used):
-    """Of 3 inputs and 4 outputs, "spectral" holds a factor where "neuron" holds an inverse."""
-    neurons = find(metric="gram")
+    neurons = find(rows="all")
     _, grads, features = lnb.backprop(loss_fn, neurons)(PARAMS, X)
     optimizer = lnb.lnb(0.1, neurons, **used)
     with pytest.raises(ValueError, match=r"'first\.w'.*another solver or norm.*optimizer\.init"):
@@ -407,9 +411,8 @@ def test_a_state_made_by_another_optimizer(made, used):
 # Features
 
 
-@pytest.mark.xfail(reason="features are told apart by their shapes only, until they are rows")
 def test_features_of_other_neurons():
-    neurons = find(metric="gram")
+    neurons = find(rows="all")
     optimizer = lnb.lnb(0.1, neurons)
     other = {"first": PARAMS["first"], "second": {"w": normal(2, 4, 2)}, "third": normal(3, 2)}
 
@@ -418,7 +421,7 @@ def test_features_of_other_neurons():
         return jnp.mean(hidden @ params["second"]["w"] + params["third"][None])
 
     _, grads, _ = lnb.backprop(loss_fn, neurons)(PARAMS, X)
-    others = lnb.find_neurons(other_loss, other, X, metric="gram")
+    others = lnb.find_neurons(other_loss, other, X, rows="all")
     _, _, features = lnb.backprop(other_loss, others)(other, X)
     with pytest.raises(ValueError, match="same `neurons`"):
         optimizer.update(grads, optimizer.init(PARAMS), PARAMS, features=features)

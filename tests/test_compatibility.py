@@ -61,9 +61,8 @@ def assert_steady(optimizer, params=None, batch=None, **extra):
     assert types(new_state) == types(state)
 
 
-def test_the_network_has_neurons_of_both_forms():
-    held = {neuron.name: neuron.metric for neuron in find()}
-    assert held == {"first.w": "matrix-free", "second.w": "gram"}
+def test_the_network():
+    assert [neuron.name for neuron in find()] == ["first.w", "second.w"]
     assert [path for path, _ in find().unclaimed] == ["temperature"]
 
 
@@ -292,15 +291,13 @@ def test_masked_neuron_is_skipped():
     assert_close(updates, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("solver", "metric"), [(lnb.Cholesky(), "matrix-free"), (lnb.Krylov(), "gram")]
-)
-def test_masked_bias_gives_the_metric_without_bias(solver, metric):
+@pytest.mark.parametrize("solver", [lnb.Cholesky(), lnb.Krylov()])
+def test_masked_bias_gives_the_metric_without_bias(solver):
     c = 1e3  # more than any norm
-    _, gradients, features = backprop(metric=metric)
+    _, gradients, features = backprop()
 
     def make(_, __):
-        return lnb.algorithm1(c, find(metric=metric), solver=solver, damping=0.1, min_norm=c)
+        return lnb.algorithm1(c, find(), solver=solver, damping=0.1, min_norm=c)
 
     updates = updates_of(without(make, "first.b"), gradients, features)
     assert_equal(updates["first"]["b"], gradients["first"]["b"])
@@ -361,20 +358,6 @@ def test_multi_steps_accumulates_gradients():
     assert_close(lnb.diagnostics(state), lnb.diagnostics(bare_state), rtol=1e-3, atol=1e-4)
 
 
-def test_grams_of_microbatches_add():
-    neurons, params, batch = find(metric="gram"), make_params(), make_batch()
-    optimizer = OPTIMIZERS["cholesky-spectral"](RATE, neurons)
-    run = jax.jit(lnb.backprop(loss_fn, neurons))
-    halves = [run(params, *(x[i : i + 4] for x in batch)) for i in (0, 4)]
-    gradients = jax.tree.map(lambda a, b: (a + b) / 2, halves[0][1], halves[1][1])
-    features = jax.tree.map(jnp.add, halves[0][2], halves[1][2])
-    whole = backprop(metric="gram")
-    assert_close(features, whole.features)
-    updates = updates_of(optimizer, gradients, features)
-    expected = updates_of(optimizer, whole.gradients, whole.features)
-    assert_close(updates, expected, rtol=1e-2, atol=1e-3)
-
-
 # Memory and devices
 
 
@@ -397,12 +380,10 @@ def test_parameters_and_state_can_be_donated():
     assert_close(donated[0], expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "metric"), [("cholesky-spectral", "gram"), ("algorithm2", "matrix-free")]
-)
-def test_data_parallel_training_is_the_same(name, metric):
+@pytest.mark.parametrize("name", ["cholesky-spectral", "algorithm2"])
+def test_data_parallel_training_is_the_same(name):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    neurons, params, batch = find(metric=metric), make_params(), make_batch(16)
+    neurons, params, batch = find(), make_params(), make_batch(16)
     optimizer = OPTIMIZERS[name](RATE, neurons)
     step = jax.jit(make_step(optimizer, neurons))
 
@@ -594,7 +575,7 @@ def test_a_last_batch_of_one_example():
 
     @jax.jit
     def step(params, state, x, y):
-        backprop = lnb.backprop(readme_loss, neurons, opt_state=state)
+        backprop = lnb.backprop(readme_loss, neurons)
         loss, grads, features = backprop(params, x, y)
         updates, state = optimizer.update(grads, state, params, features=features)
         return optax.apply_updates(params, updates), state, loss

@@ -58,8 +58,7 @@ def make_lnb(neurons: lnb.Neurons, solver: str):
         neurons,
         gradient_decay=0.0,
         nesterov=False,
-        damping=0.1,
-        relative_damping=False,
+        damping=lnb.Absolute(0.1),
         weight_decay=0.0,
         **options[solver],
     )

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from lnb._cost import predict
 
 from benchmarks.contenders import ADAM, CONTENDERS, NEURON, Boosted
 from benchmarks.counts import compiled, flops, kernels, peak_bytes
 from benchmarks.steps import Cost, Ratios
 from benchmarks.workloads import WORKLOADS, Workload
-from lnb._cost import predict
 
 PINNED = (
     "MLP 784-800-800-10",

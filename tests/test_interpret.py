@@ -62,53 +62,16 @@ def mlp_loss(params, x, y):
     return jnp.mean((x @ params[-1]["w"] + params[-1]["b"][None] - y) ** 2)
 
 
-def test_flops_of_grams():
-    """X^T X and the sum of x for every layer, nothing else: no forward work is done twice."""
-    widths, n = (12, 160, 16, 96), 256
+@pytest.mark.parametrize("rows", ["auto", "all"])
+def test_features_cost_nothing(rows):
+    """They are there already: no forward work is done twice."""
+    widths, n = (12, 160, 16, 96), 1024
     params, args = mlp_params(*widths), (normal(1, n, widths[0]), normal(2, n, widths[-1]))
-    neurons = lnb.find_neurons(mlp_loss, params, *args, metric="gram")
-    assert [neuron.metric for neuron in neurons] == ["gram"] * 3
-    ours = flops(lnb.backprop(mlp_loss, neurons), params, *args)
-    theirs = flops(jax.value_and_grad(mlp_loss), params, *args)
-    statistics = sum(2 * n * d**2 + n * d for d in widths[:-1])
-    assert ours - theirs == pytest.approx(statistics, rel=0.02)
-
-
-def test_flops_of_features():
-    """A forward pass and the statistics."""
-    widths, n = (12, 160, 16, 96), 256
-    params, args = mlp_params(*widths), (normal(1, n, widths[0]), normal(2, n, widths[-1]))
-    neurons = lnb.find_neurons(mlp_loss, params, *args, metric="gram")
-    forward = flops(mlp_loss, params, *args)
-    statistics = sum(2 * n * d**2 + n * d for d in widths[:-1])
-    assert flops(lnb.features(mlp_loss, neurons), params, *args) < 1.02 * (forward + statistics)
-
-
-def test_flops_of_matrix_free():
-    """The features are there already: holding them costs nothing."""
-    widths, n = (12, 160, 16, 96), 256
-    params, args = mlp_params(*widths), (normal(1, n, widths[0]), normal(2, n, widths[-1]))
-    neurons = lnb.find_neurons(mlp_loss, params, *args, metric="matrix-free")
-    assert [neuron.metric for neuron in neurons] == ["matrix-free"] * 3
+    neurons = lnb.find_neurons(mlp_loss, params, *args, rows=rows)
     ours = flops(lnb.backprop(mlp_loss, neurons), params, *args)
     assert ours <= 1.01 * flops(jax.value_and_grad(mlp_loss), params, *args)
-
-
-def test_one_gram_for_neurons_fed_the_same_array():
-    """Queries, keys and values have one X^T X between them."""
-    n, d = 128, 24
-    params = {name: normal(i, d, d) for i, name in enumerate(("q", "k", "v"))}
-
-    def loss_fn(params, x):
-        q, k, v = (x @ params[name] for name in ("q", "k", "v"))
-        return jnp.mean(jax.nn.softmax(q @ k.T) @ v)
-
-    x = normal(3, n, d)
-    neurons = lnb.find_neurons(loss_fn, params, x, metric="gram")
-    assert len(neurons) == 3
-    ours = flops(lnb.backprop(loss_fn, neurons), params, x)
-    theirs = flops(jax.value_and_grad(loss_fn), params, x)
-    assert ours - theirs < 1.1 * 2 * n * d**2
+    forward = flops(lnb.forward_features(mlp_loss, neurons), params, *args)
+    assert forward <= 1.01 * flops(mlp_loss, params, *args)
 
 
 def stacked(policy: str | None, has_aux: bool):
@@ -141,11 +104,10 @@ def stacked(policy: str | None, has_aux: bool):
 @pytest.mark.parametrize("has_aux", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_remat_under_scan(policy: str, has_aux: bool):
-    """Temporaries stay flat for grams; what each policy saves is saved, and no more."""
+    """Temporaries stay flat; what each policy saves is saved, and no more."""
     loss_fn, params, x = stacked(policy, has_aux)
-    neurons = lnb.find_neurons(loss_fn, params, x, has_aux=has_aux, metric="gram")
-    assert {neuron.metric for neuron in neurons} == {"gram"}
-    backprop = lnb.backprop(loss_fn, neurons, has_aux=has_aux)
+    neurons = lnb.find_neurons(loss_fn, params, x, has_aux=has_aux)
+    backprop = lnb.backprop(loss_fn, neurons)
     ours = temporaries(backprop, params, x)
     theirs = temporaries(jax.value_and_grad(loss_fn, has_aux=has_aux), params, x)
     features = jax.eval_shape(backprop, params, x)[-1]
@@ -162,9 +124,9 @@ def test_remat_under_scan_saves_memory():
     assert nothing < 0.75 * named < 0.75 * everything <= none
 
 
-def test_grams_accumulate_over_time():
-    """Weights shared over a scan: the carry holds one gram, not one a step."""
-    steps, n, d = 64, 32, 16
+def test_rows_stay_few_over_time():
+    """Weights shared over a scan: a few examples of each iteration are kept."""
+    steps, n, d = 64, 64, 16
     params = {"w": normal(0, d, d), "b": normal(1, d)}
 
     def loss_fn(params, x):
@@ -176,12 +138,13 @@ def test_grams_accumulate_over_time():
         return jnp.mean(h)
 
     x = normal(2, steps, n, d)
-    neurons = lnb.find_neurons(loss_fn, params, x, metric="gram")
+    neurons = lnb.find_neurons(loss_fn, params, x)
+    assert neurons["w"].rows == 512
     backprop = lnb.backprop(loss_fn, neurons)
-    gram = d * d * x.dtype.itemsize
-    assert size(jax.eval_shape(backprop, params, x)[-1]) < 2 * gram
+    rows = 512 * d * x.dtype.itemsize
+    assert size(jax.eval_shape(backprop, params, x)[-1]) < 1.1 * rows
     extra = temporaries(backprop, params, x) - temporaries(jax.value_and_grad(loss_fn), params, x)
-    assert extra < 8 * gram
+    assert extra < 4 * rows
 
 
 def test_keeps_custom_jvp():
@@ -235,7 +198,7 @@ def test_keeps_custom_vjp():
     assert "custom_vjp" in reason
     value, gradients, _ = jax.jit(lnb.backprop(loss_fn, neurons))(params, x)
     assert_trees_close((value, gradients), jax.value_and_grad(loss_fn)(params, x))
-    jaxpr = str(jax.make_jaxpr(lnb.features(loss_fn, neurons))(params, x))
+    jaxpr = str(jax.make_jaxpr(lnb.forward_features(loss_fn, neurons))(params, x))
     assert "custom_vjp_call" in jaxpr
 
 
@@ -254,30 +217,30 @@ def everything(loss_fn, neurons):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
-def test_data_parallel_shard_map(metric: str):
+@pytest.mark.parametrize("rows", ["auto", "all"])
+def test_data_parallel_shard_map(rows: str):
     """A mean over eight devices inside `shard_map` is the mean over the whole batch."""
     params, args = mlp_params(6, 10, 3), (normal(1, 16, 6), normal(2, 16, 3))
-    rows, whole = PartitionSpec("data"), PartitionSpec()
+    batch, whole = PartitionSpec("data"), PartitionSpec()
 
     @functools.partial(
-        jax.shard_map, mesh=data_mesh(), in_specs=(whole, rows, rows), out_specs=whole
+        jax.shard_map, mesh=data_mesh(), in_specs=(whole, batch, batch), out_specs=whole
     )
     def sharded_loss(params, x, y):
         return jax.lax.pmean(mlp_loss(params, x, y), "data")
 
-    whole_neurons = lnb.find_neurons(mlp_loss, params, *args, metric=metric)
-    neurons = lnb.find_neurons(sharded_loss, params, *args, metric=metric)
+    whole_neurons = lnb.find_neurons(mlp_loss, params, *args, rows=rows)
+    neurons = lnb.find_neurons(sharded_loss, params, *args, rows=rows)
     assert [n.name for n in neurons] == [n.name for n in whole_neurons]
     expected = everything(mlp_loss, whole_neurons)(params, *args)
     assert_trees_close(everything(sharded_loss, neurons)(params, *args), expected)
 
 
-@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
-def test_sharded_batch(metric: str):
+@pytest.mark.parametrize("rows", ["auto", "all"])
+def test_sharded_batch(rows: str):
     """A batch spread over eight devices by its sharding alone."""
     params, args = mlp_params(6, 10, 3), (normal(1, 16, 6), normal(2, 16, 3))
-    neurons = lnb.find_neurons(mlp_loss, params, *args, metric=metric)
+    neurons = lnb.find_neurons(mlp_loss, params, *args, rows=rows)
     run = everything(mlp_loss, neurons)
     spread = jax.device_put(args, NamedSharding(data_mesh(), PartitionSpec("data")))
     replicated = jax.device_put(params, NamedSharding(data_mesh(), PartitionSpec()))
@@ -299,7 +262,7 @@ def test_keeps_shardings():
     params = {"w": normal(0, 6, 8), "b": normal(1, 8), "v": normal(2, 8, 4)}
     layout = {"w": sharding(None, "model"), "b": sharding("model"), "v": sharding("model", None)}
     params, x = jax.device_put(params, layout), jax.device_put(normal(3, 16, 6), sharding("data"))
-    neurons = lnb.find_neurons(loss_fn, params, x, metric="gram")
+    neurons = lnb.find_neurons(loss_fn, params, x, rows="all")
     assert [neuron.bias for neuron in neurons if neuron.name == "w"] == ["b"]
 
     backprop = lnb.backprop(loss_fn, neurons)
@@ -308,7 +271,7 @@ def test_keeps_shardings():
     assert_trees_close((value, gradients), theirs(params, x))
     for name, gradient in theirs(params, x)[1].items():
         assert gradients[name].sharding.is_equivalent_to(gradient.sharding, gradient.ndim)
-    jaxpr = str(jax.make_jaxpr(lnb.features(loss_fn, neurons))(params, x))
+    jaxpr = str(jax.make_jaxpr(lnb.forward_features(loss_fn, neurons))(params, x))
     assert "sharding_constraint" in jaxpr
 
 
@@ -327,20 +290,20 @@ def test_features_carry_no_gradient():
     neurons = lnb.find_neurons(mlp_loss, params, *args)
 
     def total(params):
-        features = lnb.features(mlp_loss, neurons)(params, *args)
+        features = lnb.forward_features(mlp_loss, neurons)(params, *args)
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(features))
 
     assert all(not jnp.any(leaf) for leaf in jax.tree.leaves(jax.grad(total)(params)))
 
 
-@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
-def test_last_smaller_batch(metric: str):
+@pytest.mark.parametrize("rows", ["auto", "all"])
+def test_last_smaller_batch(rows: str):
     """Neurons found with one batch size serve another; n follows the batch at hand."""
     params = mlp_params(4, 5, 2)
     full = (normal(1, 9, 4), normal(2, 9, 2))
     last = (full[0][:5], full[1][:5])
-    neurons = lnb.find_neurons(mlp_loss, params, *full, metric=metric)
-    own = lnb.find_neurons(mlp_loss, params, *last, metric=metric)
+    neurons = lnb.find_neurons(mlp_loss, params, *full, rows=rows)
+    own = lnb.find_neurons(mlp_loss, params, *last, rows=rows)
     expected = everything(mlp_loss, own)(params, *last)
     assert_trees_close(everything(mlp_loss, neurons)(params, *last), expected)
 
@@ -351,7 +314,7 @@ def test_keyword_arguments():
     assert neurons == lnb.find_neurons(mlp_loss, params, x, y)
     value, gradients, features = lnb.backprop(mlp_loss, neurons)(params, x, y=y)
     assert_trees_close((value, gradients), jax.value_and_grad(mlp_loss)(params, x, y=y))
-    assert_trees_close(lnb.features(mlp_loss, neurons)(params, x, y=y), features)
+    assert_trees_close(lnb.forward_features(mlp_loss, neurons)(params, x, y=y), features)
 
 
 def test_static_arguments():
@@ -383,7 +346,7 @@ def test_numpy_arrays():
 def test_inside_other_transformations():
     """A step inside `lax.scan`, and under `vmap` over seeds."""
     params, (x, y) = mlp_params(4, 5, 2), (normal(1, 3, 7, 4), normal(2, 3, 7, 2))
-    neurons = lnb.find_neurons(mlp_loss, params, x[0], y[0], metric="gram")
+    neurons = lnb.find_neurons(mlp_loss, params, x[0], y[0], rows="all")
     backprop = lnb.backprop(mlp_loss, neurons)
     _, scanned = jax.lax.scan(lambda p, batch: (p, backprop(p, *batch)), params, (x, y))
     assert_trees_close(jax.vmap(backprop, (None, 0, 0))(params, x, y), scanned)

@@ -124,10 +124,10 @@ class Solved(NamedTuple):
     diagnostics: dict
 
 
-@partial(jax.jit, static_argnames=("loss_fn", "solver", "metric", "norm"))
-def solve(loss_fn, solver, params, *args, metric="auto", norm="network", damping=0.0, min_norm=0.0):
+@partial(jax.jit, static_argnames=("loss_fn", "solver", "norm"))
+def solve(loss_fn, solver, params, *args, norm="network", damping=0.0, min_norm=0.0):
     """The step of `lnb` at rate 1, with what it is made of."""
-    neurons = lnb.find_neurons(loss_fn, params, *args, metric=metric)
+    neurons = lnb.find_neurons(loss_fn, params, *args, rows="all")
     _, gradient, features = lnb.backprop(loss_fn, neurons)(params, *args)
     optimizer = lnb.lnb(
         1.0,
@@ -136,8 +136,7 @@ def solve(loss_fn, solver, params, *args, metric="auto", norm="network", damping
         norm=norm,
         gradient_decay=0.0,
         nesterov=False,
-        damping=damping,
-        relative_damping=False,
+        damping=lnb.Absolute(damping),
         min_norm=min_norm,
         weight_decay=0.0,
     )
@@ -160,21 +159,18 @@ def unnormalised(*args, **options) -> Solved:
 
 
 @pytest.mark.parametrize(
-    ("name", "metric", "bias"),
+    ("name", "bias"),
     [
-        ("cholesky", "gram", True),
-        ("cholesky", "gram", False),
-        ("cholesky", "matrix-free", True),
-        ("woodbury", "matrix-free", True),
-        ("krylov", "matrix-free", True),
-        ("krylov", "matrix-free", False),
+        ("cholesky", True),
+        ("cholesky", False),
+        ("woodbury", True),
+        ("krylov", True),
+        ("krylov", False),
     ],
 )
-def test_direction_is_the_least_squares_fit_of_the_errors(name, metric, bias):
+def test_direction_is_the_least_squares_fit_of_the_errors(name, bias):
     params, x, y = make_network(bias)
-    direction, gradient, product, diagnostics = unnormalised(
-        loss_fn, EXACT[name], params, x, y, metric=metric
-    )
+    direction, gradient, product, diagnostics = unnormalised(loss_fn, EXACT[name], params, x, y)
     rows = features_by_hand(params, x)
 
     @jax.jit
@@ -218,7 +214,7 @@ def paper_w(rows: np.ndarray) -> np.ndarray:
 
 def test_step_is_a_gradient_step_on_whitened_features():
     params, x, y = make_network(bias=True)
-    solved = unnormalised(loss_fn, EXACT["cholesky"], params, x, y, metric="gram")
+    solved = unnormalised(loss_fn, EXACT["cholesky"], params, x, y)
     direction = solved.direction
     stepped = jax.tree.map(lambda p, h: p - 0.3 * h, params, direction)
 
@@ -247,7 +243,7 @@ def test_step_is_a_gradient_step_on_whitened_features():
 @pytest.mark.parametrize("damping", [0.0, 0.1])
 def test_step_without_bias_is_that_of_foof(damping):
     params, x, y = make_network(bias=False)
-    solved = unnormalised(loss_fn, EXACT["cholesky"], params, x, y, metric="gram", damping=damping)
+    solved = unnormalised(loss_fn, EXACT["cholesky"], params, x, y, damping=damping)
     gradients = to_matrices(solved.gradient)
     expected = {}
     for name, rows in features_by_hand(params, x).items():
@@ -353,8 +349,7 @@ def trainer(problem: str, solver: str, norm: str, relative: bool) -> Callable:
             neurons,
             solver=SOLVERS[solver],
             norm=norm,
-            damping=damping,
-            relative_damping=relative,
+            damping=damping if relative else lnb.Absolute(damping),
             weight_decay=0.0,
         )
 
@@ -525,22 +520,21 @@ POSITIONS = {
 }
 
 
-@pytest.mark.parametrize("metric", ["gram", "matrix-free"])
 @pytest.mark.parametrize("name", POSITIONS)
-def test_positions_are_those_of_the_output(name, metric):
+def test_positions_are_those_of_the_output(name):
     loss_fn, shape, n = POSITIONS[name]
     params = arrays({"w": normal(0, *shape)})
     x = jnp.asarray(normal(1, 5, 2, 6, 10) if len(shape) == 4 else normal(1, 5, 60))
-    (neuron,) = neurons = lnb.find_neurons(loss_fn, params, x, metric=metric)
+    (neuron,) = neurons = lnb.find_neurons(loss_fn, params, x, rows="all")
     assert neuron.n == n
-    features = lnb.features(loss_fn, neurons)(params, x)
+    features = lnb.forward_features(loss_fn, neurons)(params, x)
     assert features["w"].count == n
 
 
 def diagonal_of_m(loss_fn, params, x) -> np.ndarray:
     """The metric's diagonal, shaped like the weight, from one product for each of its elements."""
     neurons = lnb.find_neurons(loss_fn, params, x)
-    features = lnb.features(loss_fn, neurons)(params, x)
+    features = lnb.forward_features(loss_fn, neurons)(params, x)
     weight = params["w"]
     units = jnp.eye(weight.size).reshape(weight.size, *weight.shape)
     columns = jax.vmap(lambda unit: lnb.metric_product(neurons, features, {"w": unit})["w"])(units)
@@ -553,7 +547,7 @@ def diagonal_of_p(loss_fn, params, x) -> np.ndarray:
     What is returned has the mean 1.
     """
     neurons = lnb.find_neurons(loss_fn, params, x)
-    features = lnb.features(loss_fn, neurons)(params, x)
+    features = lnb.forward_features(loss_fn, neurons)(params, x)
     gradient = jax.tree.map(jnp.ones_like, params)
     solver = lnb.CG(steps=1, shrinkage=0.0)
     optimizer = lnb.scale_by_lnb(neurons, solver=solver, damping=0.0, min_norm=0.0)
@@ -654,9 +648,8 @@ def test_spectral_step_by_newton_schulz():
 @pytest.mark.parametrize("bias", [True, False])
 def test_spectral_step_without_an_inverse(bias):
     params, x, y = make_network(bias)
-    options = {"metric": "matrix-free"}
-    solved = solve(loss_fn, KRYLOV, params, x, y, norm="spectral", **options)
-    directions = to_matrices(unnormalised(loss_fn, KRYLOV, params, x, y, **options).direction)
+    solved = solve(loss_fn, KRYLOV, params, x, y, norm="spectral")
+    directions = to_matrices(unnormalised(loss_fn, KRYLOV, params, x, y).direction)
     for name, step in to_matrices(solved.direction).items():
         direction, gradient = directions[name], to_matrices(solved.gradient)[name]
         norm = np.sqrt((direction * gradient).sum())
@@ -706,8 +699,8 @@ def test_two_orientations_by_grams():
         return jnp.sum(jax.nn.logsumexp(params["embedding"][tokens] @ params["embedding"].T, -1))
 
     neurons = lnb.find_neurons(loss_fn, params, tokens)
-    assert neurons["embedding"].metric == "matrix-free"
-    features = lnb.features(loss_fn, neurons)(params, tokens)
+    assert not neurons["embedding"].has_matrix
+    features = lnb.forward_features(loss_fn, neurons)(params, tokens)
     product = jax.jit(partial(lnb.metric_product, neurons))
     v, x = normal(2, 40, width), np.asarray(params["embedding"])[tokens]
     expected = (np.bincount(tokens, minlength=40)[:, None] * v + v @ x.T @ x) / (2 * len(tokens))

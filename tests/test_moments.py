@@ -1,19 +1,16 @@
 """Running averages, damping and the preconditioner P, each against its formula written out."""
 
-from unittest.mock import patch
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from explicit import explicit_metric, gram_of, make_neuron, matrix, theta_of, uncorrelated
+from explicit import explicit_metric, fed, matrix, theta_of, uncorrelated
 
-from lnb._damping import Damping, damped_product
-from lnb._metric import Gram, Moments, Theta, moments
-from lnb._moments import Average, preconditioner
-from lnb._packed import diagonal, pack, unpack
+from lnb import Absolute
+from lnb._average import Average
+from lnb._inverse import preconditioner
+from lnb._metric import Moments, damped_product, damping_constant, diagonal_moments, moments
 
 pytestmark = pytest.mark.usefixtures("x64")
-NO_DAMPING = Damping(0.0)
 
 
 def numpy_average(values, decay):
@@ -48,9 +45,9 @@ def test_average_ignores_what_was_not_seen():
 @pytest.mark.parametrize("bias", [True, False])
 def test_preconditioner_inverts_a_metric_of_uncorrelated_features(bias):
     x = uncorrelated(50, 4, centred=bias)
-    neuron, gradient = make_neuron(), theta_of(4, 3, bias)
-    batch = moments(gram_of(x, bias))
-    inverse = preconditioner(neuron.kind, batch, bias, shrinkage=0.0, damping=NO_DAMPING)
+    (neuron, features), gradient = fed(x, bias), theta_of(4, 3, bias)
+    batch = diagonal_moments(features, neuron.layout)
+    inverse = preconditioner(neuron.kind, batch, bias, shrinkage=0.0, damping=0.0)
     expected = np.linalg.solve(explicit_metric(x, bias), matrix(gradient))
     np.testing.assert_allclose(matrix(inverse.solve(gradient)), expected, rtol=1e-9)
 
@@ -62,7 +59,7 @@ def test_preconditioner_shrinks_variances_towards_their_mean(bias):
     expected = 0.9 * variance + 0.1 * variance.mean()
     expected = expected if bias else expected + mean**2
     batch = Moments(jnp.asarray(mean), jnp.asarray(square))
-    inverse = preconditioner("dense", batch, bias, shrinkage=0.1, damping=NO_DAMPING)
+    inverse = preconditioner("dense", batch, bias, shrinkage=0.1, damping=0.0)
     np.testing.assert_allclose(1 / inverse.matrix, expected, rtol=1e-12)
     assert (inverse.mean is not None) == bias
 
@@ -70,57 +67,51 @@ def test_preconditioner_shrinks_variances_towards_their_mean(bias):
 def test_preconditioner_of_a_dead_neuron_is_the_identity():
     dead = Moments(jnp.zeros((1, 3)), jnp.zeros((1, 3)))
     gradient = theta_of(3, 2, bias=True)
-    inverse = preconditioner("dense", dead, True, 0.1, Damping(0.1))
+    inverse = preconditioner("dense", dead, True, 0.1, 0.1)
     np.testing.assert_array_equal(matrix(inverse.solve(gradient)), matrix(gradient))
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_relative_damping_is_relative_to_variance_or_power(bias):
     x = np.random.default_rng(0).normal(size=(2, 30, 4)) * np.array([1, 10]).reshape(2, 1, 1) + 3
-    gamma = Damping(0.1).gamma("dense", moments(gram_of(x, True)), bias)
+    gamma = damping_constant(0.1, "dense", moments(fed(x, True)[1]), bias)
     power = (x**2).mean(1) - (x.mean(1) ** 2 if bias else 0)
     np.testing.assert_allclose(gamma, 0.1 * power.mean(1, keepdims=True), rtol=1e-10)
 
 
 def test_relative_damping_is_one_for_all_blocks_of_a_scale():
     x = np.random.default_rng(0).normal(size=(5, 30, 1)) * np.arange(1, 6).reshape(5, 1, 1)
-    gamma = Damping(0.1).gamma("scale", moments(gram_of(x, True)), True)
+    gamma = damping_constant(0.1, "scale", moments(fed(x, True, "scale")[1]), True)
     np.testing.assert_allclose(gamma, [[0.1 * x.var(1).mean()]], rtol=1e-10)
 
 
 def test_absolute_damping_is_the_number_itself():
     x = np.random.default_rng(0).normal(size=(2, 30, 4))
-    gamma = Damping(0.1, relative=False).gamma("dense", moments(gram_of(x, True)), True)
+    gamma = damping_constant(Absolute(0.1), "dense", moments(fed(x, True)[1]), True)
     np.testing.assert_allclose(gamma, np.full((2, 1), 0.1), rtol=1e-10)
 
 
 def test_damping_never_touches_the_bias():
     x = np.random.default_rng(0).normal(size=(30, 4))
-    theta, features = theta_of(4, 3, bias=True), gram_of(x, True)
-    damped = matrix(damped_product(features, jnp.full((1, 1), 5.0), theta))
+    theta, (neuron, features) = theta_of(4, 3, bias=True), fed(x, True)
+    product = damped_product(features, jnp.full((1, 1), 5.0), neuron.layout, neuron.bias_layout)
     weights = np.diag([5.0] * 4 + [0.0])
     expected = (explicit_metric(x, True) + weights) @ matrix(theta)
-    np.testing.assert_allclose(damped, expected, rtol=1e-10)
+    np.testing.assert_allclose(matrix(product(theta)), expected, rtol=1e-10)
+    empty = damped_product(
+        features.only_if(jnp.asarray(False)),
+        jnp.ones((1, 1)),
+        neuron.layout,
+        neuron.bias_layout,
+    )
+    assert np.isfinite(matrix(empty(theta))).all()
 
 
-def test_damping_survives_a_batch_without_positions():
-    empty = Gram(jnp.zeros((1, 2, 2)), jnp.zeros((1, 2)), jnp.zeros(()))
-    image = damped_product(empty, jnp.ones((1, 1)), Theta(jnp.ones((1, 2, 1)), jnp.ones((1, 1))))
-    np.testing.assert_array_equal(image.weight, np.ones((1, 2, 1)))
-    np.testing.assert_array_equal(image.bias, np.zeros((1, 1)))
-
-
-@pytest.mark.parametrize("size", [2, 5, 8])
-def test_packed_matrices(size):
-    square = np.random.default_rng(0).normal(size=(3, size, size)).astype(np.float32)
-    matrix = square + square.transpose(0, 2, 1)
-    assert pack(jnp.asarray(matrix)).shape == matrix.shape  # too small to be worth it
-    with patch("lnb._packed.WHOLE", 1):
-        packed = pack(jnp.asarray(matrix))
-    assert packed.shape == (3, size + 1, (size + 1) // 2)
-    np.testing.assert_array_equal(unpack(packed), matrix)
-    for form in (packed, jnp.asarray(matrix)):
-        np.testing.assert_array_equal(diagonal(form), np.diagonal(matrix, axis1=1, axis2=2))
-    if size % 2 == 0:  # no number twice, none left out
-        for a, b in zip(packed, matrix, strict=True):
-            np.testing.assert_array_equal(np.sort(a, None), np.sort(b[np.tril_indices(size)]))
+@pytest.mark.parametrize("kind", ["dense", "scale", "lookup"])
+def test_diagonal_moments_are_those_of_the_whole_matrix(kind):
+    x = np.random.default_rng(0).normal(size=(3, 30, 1 if kind == "scale" else 4))
+    x = np.random.default_rng(0).integers(5, size=30) if kind == "lookup" else x
+    neuron, features = fed(x, kind != "lookup", kind)
+    whole, part = moments(features), diagonal_moments(features, neuron.layout)
+    np.testing.assert_allclose(part.first, whole.first, rtol=1e-12)
+    np.testing.assert_allclose(part.second, whole.square, rtol=1e-12)

@@ -1,7 +1,6 @@
 """`Neurons` as a value: what it says of itself, and where it can be put."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,6 @@ def test_table():
     for neuron in neurons:
         (line,) = [line for line in lines if line.split()[:1] == [neuron.name]]
         assert neuron.kind in line.split(), line
-        assert neuron.metric in line.split(), line
         if neuron.kind != "identity":
             assert str(neuron.sites) in line.split(), line
             assert str(neuron.d_in) in line
@@ -78,7 +76,7 @@ def test_fields():
     first = found["first.w"]
     assert (first.weight, first.bias, first.kind) == ("first.w", "first.b", "dense")
     assert (first.d_in, first.d_out, first.sites) == (6, 16, 1)
-    assert found["position"].metric == "identity"
+    assert found["position"].kind == "identity"
     assert found["embed"].kind == "lookup"
     with pytest.raises(dataclasses.FrozenInstanceError):
         first.name = "other"  # pyright: ignore[reportAttributeAccessIssue]
@@ -95,8 +93,8 @@ def test_value_semantics():
     neurons = find()
     assert neurons == find()
     assert hash(neurons) == hash(find())
-    assert neurons != find(metric="matrix-free")
-    assert len({neurons, find(), find(metric="matrix-free")}) == 2
+    assert neurons != find(rows="all")
+    assert len({neurons, find(), find(rows="all")}) == 2
     assert len(neurons) == len(list(neurons)) == 5
     with pytest.raises((AttributeError, TypeError)):
         neurons.unclaimed = ()  # pyright: ignore[reportAttributeAccessIssue]
@@ -129,16 +127,8 @@ def test_abstract_values():
     assert abstract == lnb.find_neurons(loss_fn, shapes(params), tokens)
 
 
-@pytest.mark.parametrize("metric", ["matrix-free", "gram"])
-def test_metric(metric: str):
-    """The form asked for where there is a choice: lookups and scales have their exact one."""
-    held = {neuron.name: neuron.metric for neuron in find(metric=metric)}
-    assert held["first.w"] == held["second.w"] == metric
-    assert held["position"] == "identity"
-
-
-def test_auto_chooses_by_arithmetic():
-    """Grams where there are many more positions than inputs, features where there are fewer."""
+def test_a_costly_neuron():
+    """More inputs than a batch of this size should be inverted for."""
     shape = jax.ShapeDtypeStruct
 
     def loss_fn(params, x):
@@ -146,8 +136,7 @@ def test_auto_chooses_by_arithmetic():
 
     params = {"tall": shape((2048, 8), jnp.float32), "wide": shape((8, 64), jnp.float32)}
     with pytest.warns(UserWarning, match=r"(?s)predicted to cost .* times .*'tall'"):
-        neurons = lnb.find_neurons(loss_fn, params, shape((64, 2048), jnp.float32))
-    assert {n.name: n.metric for n in neurons} == {"tall": "matrix-free", "wide": "gram"}
+        lnb.find_neurons(loss_fn, params, shape((64, 2048), jnp.float32))
 
 
 def test_labels():
@@ -160,20 +149,3 @@ def test_labels():
     for path, label in jax.tree_util.tree_leaves_with_path(labels):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         assert label == ("lnb" if name in solved else "identity"), name
-
-
-def test_statistics_share_is_of_the_whole_network():
-    """A layer that narrows may take more than its share, as far as others leave it some."""
-    shape = jax.ShapeDtypeStruct
-
-    def loss_fn(params, x):
-        return jnp.mean(jnp.sin(jnp.sin(x @ params["widen"]) @ params["narrow"]))
-
-    params = {"widen": shape((100, 400), jnp.float32), "narrow": shape((400, 50), jnp.float32)}
-    batch = shape((1000, 100), jnp.float32)
-    # Of its own 6 n d o flops a layer's 2 n d^2, at every tenth step, are d / (30 o): 0.8 and 27%.
-    for share, narrow in [(math.inf, 1), (0.1, 1), (0.06, 2), (0.03, 4), (0.005, 5)]:
-        neurons = lnb.find_neurons(loss_fn, params, batch, statistics_share=share)
-        strides = {neuron.name: neuron.stride for neuron in neurons}
-        assert strides == {"widen": 1 if share > 0.005 else 2, "narrow": narrow}
-    assert lnb.find_neurons(loss_fn, params, batch)["narrow"].stride == 5  # the default is 0.025

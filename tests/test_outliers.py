@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import lnb
-from lnb import _moments
+from lnb import _average
 
 LATER = 50
 SIZES = (1e3, 1e5, 1e8, 1e10, 1e20)
@@ -93,7 +93,7 @@ def make_training(task):
         x_, y_ = x[batches[t]], y[batches[t]]
         x_ = jnp.where((size > 0) & ~in_label, x_.at[middle].set(size), x_)
         y_ = jnp.where((size > 0) & in_label, y_.at[3, 1].set(size), y_)
-        backprop = lnb.backprop(loss_fn, neurons, opt_state=state)
+        backprop = lnb.backprop(loss_fn, neurons)
         _, grads, features = backprop(params, x_, y_)
         updates, state = optimizer.update(grads, state, params, features=features)
         return optax.apply_updates(params, updates), state
@@ -137,6 +137,6 @@ def test_one_outlier(task, what, at):
 def test_ordinary_training_is_left_alone(task, monkeypatch):
     """Without outliers, training is what it is without a limit."""
     _, _, losses = clean(task)
-    monkeypatch.setattr(_moments, "OUTLIER", float("inf"))
+    monkeypatch.setattr(_average, "OUTLIER", float("inf"))
     _, _, without_limit = clean.__wrapped__(task)
     assert losses == pytest.approx(without_limit, rel=1e-3)

@@ -115,7 +115,7 @@ def train(problem: Problem, make_optimizer: Callable, rate: float, steps: int) -
 
     @jax.jit
     def step(params, state):
-        loss, grads, features = lnb.backprop(loss_fn, neurons, opt_state=state)(params, *batch)
+        loss, grads, features = lnb.backprop(loss_fn, neurons)(params, *batch)
         updates, state = optimizer.update(grads, state, params, features=features)
         return optax.apply_updates(params, updates), state, loss
 

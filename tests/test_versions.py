@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lnb
-from lnb._interpret import _versions
+from lnb._jaxpr import _versions
 
 
 def scanned(params, x):

@@ -13,13 +13,9 @@ import lnb
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-METRICS = ("matrix-free", "gram", "auto")
 
-
-def find(case: Case, metric: str = "auto") -> lnb.Neurons:
-    return lnb.find_neurons(
-        case.loss_fn, case.params, *case.args, has_aux=case.has_aux, metric=metric
-    )
+def find(case: Case) -> lnb.Neurons:
+    return lnb.find_neurons(case.loss_fn, case.params, *case.args, has_aux=case.has_aux, rows="all")
 
 
 def by_hand(case: Case, vector: dict) -> tuple:
@@ -116,29 +112,29 @@ def known(expected: Expected, neuron: lnb.Neuron) -> Expected:
 def test_products(name: str):
     """Value, aux, gradients, features and M, all in one compiled program a model."""
     case = CASES[name]()
-    neurons = {metric: find(case, metric) for metric in METRICS}
+    neurons = find(case)
     vector = random_like(case.params)
 
     @eqx.filter_jit
     def run(params, args, vector):
         traced = case._replace(params=params, args=args)
         theirs = value_and_grad(case)(params, *args)
-        ours = {metric: one(case, neurons[metric], params, args, vector) for metric in METRICS}
+        ours = one(case, neurons, params, args, vector)
         return theirs, ours, by_hand(traced, flat(vector))
 
     ((value, gradients), ours, (loss, product)) = run(case.params, case.args, vector)
     number = value[0] if case.has_aux else value
     assert_close(number, loss.astype(number.dtype), case.exact, "the loss written by hand")
-    for metric, (backprop, features, actual) in ours.items():
-        assert_close(backprop[0], value, 1e-12, f"{metric}: value")
-        assert_close(backprop[1], gradients, case.exact, f"{metric}: gradient")
-        assert_close(features, backprop[2], 1e-12, f"{metric}: features")
-        assert jax.tree.structure(actual) == jax.tree.structure(vector)
-        if case.expected is not None:
-            assert_close(flat(actual), product, case.exact, f"{metric}: product")
+    backprop, features, actual = ours
+    assert_close(backprop[0], value, 1e-12, "value")
+    assert_close(backprop[1], gradients, case.exact, "gradient")
+    assert_close(features, backprop[2], 1e-12, "features")
+    assert jax.tree.structure(actual) == jax.tree.structure(vector)
+    if case.expected is not None:
+        assert_close(flat(actual), product, case.exact, "product")
 
 
 def one(case: Case, neurons: lnb.Neurons, params, args, vector):
-    backprop = lnb.backprop(case.loss_fn, neurons, has_aux=case.has_aux)(params, *args)
-    features = lnb.features(case.loss_fn, neurons)(params, *args)
+    backprop = lnb.backprop(case.loss_fn, neurons)(params, *args)
+    features = lnb.forward_features(case.loss_fn, neurons)(params, *args)
     return backprop, features, lnb.metric_product(neurons, backprop[2], vector)

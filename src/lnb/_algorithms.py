@@ -6,6 +6,7 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
+from ._metric import Absolute
 from ._neurons import Neurons
 from ._optimizer import lnb
 from ._solvers import CG, Krylov, Solver
@@ -42,8 +43,7 @@ def algorithm1(
         norm="network",
         gradient_decay=0.0,
         nesterov=False,
-        damping=damping,
-        relative_damping=False,
+        damping=Absolute(damping),
         min_norm=min_norm,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
@@ -83,8 +83,7 @@ def algorithm2(
         norm="network",
         gradient_decay=gradient_decay,
         nesterov=False,
-        damping=damping,
-        relative_damping=False,
+        damping=Absolute(damping),
         min_norm=min_norm,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,

@@ -2,76 +2,54 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ._interpret import (
-    Claim,
-    Emitter,
-    Plan,
-    Trace,
-    arrange,
-    make_program,
-    trace_loss,
-)
-from ._metric import Features, Gram, MatrixFree, Postponed, SiteMap, empty_unless
-from ._neurons import Neuron, Neurons, claim, orientations
-from ._packed import is_packed, unpack
-
-Payloads = dict[int, dict[str, Any]]
-
-
-class Due(NamedTuple):
-    """Of which neurons a solver wants features at the next step; part of an optimizer's state."""
-
-    flags: dict[str, jax.Array]
+from . import _plan
+from ._features import Residuals, Rows
+from ._jaxpr import Claim, Emitter, Payloads, Plan, Trace, trace_loss
+from ._metric import Features
+from ._neurons import Neuron, Neurons, claim
 
 
 def backprop(
-    loss_fn: Callable[..., Any], neurons: Neurons, has_aux: bool = False, opt_state: Any = None
+    loss_fn: Callable[..., Any], neurons: Neurons
 ) -> Callable[..., tuple[Any, Any, dict[str, Features]]]:
     """Like `jax.value_and_grad`, with the features of every neuron as a third result.
 
     Value and gradients are those of `jax.value_and_grad`; the features come out of the same
     forward pass. All inexact arrays of `params` are differentiated, other leaves get `None`.
 
-    Features of micro-batches or devices may be added, as gradients may, if the neurons were found
-    with `find_neurons(..., metric="gram")`, in a batch as large as each of these: then they are
-    sums. Otherwise some are the arrays themselves, and may not.
+    Features of micro-batches may not be added. Those of any one of them are a fair sample: add up
+    the gradients, and pass the features of the last micro-batch.
 
     Args:
       loss_fn: the loss that `neurons` were found in.
       neurons: the `Neurons`.
-      has_aux: whether `loss_fn` returns (value, auxiliary output).
-      opt_state: the state of the optimizer that the features are for. Given that, grams are only
-        computed for the neurons whose turn it is, from every `Neuron.stride`-th example; the
-        others' are empty, and count nothing. Features that take little more memory than their gram
-        are then handed over as they are, unless `find_neurons` was asked for grams.
 
     Returns:
       A function of the loss's arguments that returns `(value, grads, features)`, or
-      `((value, aux), grads, features)` with `has_aux`.
+      `((value, aux), grads, features)` if `neurons` were found with `has_aux`.
     """
-
     _check_neurons(neurons)
 
     def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, Features]]:
-        due = None if opt_state is None else _due(opt_state)
-        program = _Program(loss_fn, neurons, params, args, kwargs, has_aux, due)
-        value_and_grad = jax.value_and_grad(program.value, has_aux=True)
+        program = EmittingLoss(loss_fn, neurons, params, args, kwargs)
+        value_and_grad = jax.value_and_grad(program, has_aux=True)
         (_, (outs, payloads)), grads = value_and_grad(program.trace.parameters)
         value, aux = program.trace.output_tree(outs)
-        features_ = program.features(payloads)
-        return (value, aux) if has_aux else value, program.trace.gradient_tree(grads), features_
+        grads, features = program.trace.gradient_tree(grads), program.features(payloads)
+        return (value, aux) if neurons.has_aux else value, grads, features
 
     return run
 
 
-def features(loss_fn: Callable[..., Any], neurons: Neurons) -> Callable[..., dict[str, Features]]:
+def forward_features(
+    loss_fn: Callable[..., Any], neurons: Neurons
+) -> Callable[..., dict[str, Features]]:
     """The features alone, by a forward pass.
 
     The paper's first option for online learning: M from a larger sample than the gradient's. The
@@ -84,18 +62,17 @@ def features(loss_fn: Callable[..., Any], neurons: Neurons) -> Callable[..., dic
     Returns:
       A function of the loss's arguments that returns the features.
     """
-
     _check_neurons(neurons)
 
     def run(params: Any, *args: Any, **kwargs: Any) -> dict[str, Features]:
-        program = _Program(loss_fn, neurons, params, args, kwargs, None)
-        return program.features(program.value(program.trace.parameters)[1][1])
+        program = EmittingLoss(loss_fn, neurons, params, args, kwargs)
+        return program.features(program(program.trace.parameters)[1][1])
 
     return run
 
 
-class _Program:
-    """A loss, traced for the arguments at hand, set up to emit the features of `neurons`."""
+class EmittingLoss:
+    """A loss, traced for the arguments at hand, that emits the features of `neurons`."""
 
     def __init__(
         self,
@@ -104,53 +81,56 @@ class _Program:
         params: Any,
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        has_aux: bool | None,
-        due: dict[str, jax.Array] | None = None,
+        make_emitter: type[Emitter] = Emitter,
     ):
-        self.trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
+        self.trace = trace_loss(loss_fn, params, args, kwargs, neurons.has_aux)
         excluded = {path for path, reason in neurons.unclaimed if reason == "excluded"}
         self.lineage, claims, _ = claim(self.trace, lambda name: name in excluded)
         self.pairs = _match(neurons, claims, self.trace)
-        self.due = due or {}
         self.plans: dict[str, list[Plan]] = {}
-        flags: dict[int, jax.Array] = {}
-        index = 0
+        self.rows = {}
+        key = 0
         for neuron, c in self.pairs:
-            flag = self.due.get(neuron.name)
-            gram, postponed = neuron.metric == "gram", neuron.postponed and flag is not None
-            stride = 1 if flag is None else neuron.stride
+            rows = None if c.rows is None else _plan.thinned(c.rows, neurons.rows)
+            self.rows[neuron.name] = rows
             plans = self.plans[neuron.name] = []
-            for site in c.feeding if gram else c.sites:
-                moments = dataclasses.replace(arrange(site, c), stride=stride) if gram else None
-                plans.append(Plan(index, site, moments, postponed))
-                if flag is not None:
-                    flags[index] = flag
-                index += 1
+            for i, site in enumerate(c.sites):
+                plans.append(Plan(key, site, None if rows is None else rows[i].arrangement))
+                key += 1
         every_plan = [plan for plans in self.plans.values() for plan in plans]
-        self.emitter = Emitter(every_plan, self.lineage.origins, flags)
+        self.emitter = make_emitter(every_plan, self.lineage.origins)
 
-    def value(
-        self, parameters: Sequence[Any], taps: dict[int, jax.Array] | None = None
-    ) -> tuple[Any, tuple[list[Any], Payloads]]:
+    def __call__(self, parameters: Sequence[Any]) -> tuple[Any, tuple[list[Any], Payloads]]:
+        """The value, then all outputs and what the sites handed out."""
         arguments = [*parameters, *self.trace.data]
-        emitter = self.emitter.tapped(taps) if taps else self.emitter
-        outs, payloads = emitter.run(self.lineage.scope, self.trace.body, arguments)
+        outs, payloads = self.emitter.run(self.lineage.scope, self.trace.body, arguments)
         return outs[0], (outs, payloads)
 
     def features(self, payloads: Payloads) -> dict[str, Features]:
-        return {
-            neuron.name: empty_unless(
-                self.due.get(neuron.name, True),
-                _assemble(neuron, c, self.plans[neuron.name], payloads),
-            )
-            for neuron, c in self.pairs
-        }
+        return {neuron.name: self._features(neuron.name, c, payloads) for neuron, c in self.pairs}
+
+    def _features(self, name: str, c: Claim, payloads: Payloads) -> Features:
+        plans, rows = self.plans[name], self.rows[name]
+        positions = tuple(_positions(plan, payloads) for plan in plans)
+        if rows is not None:
+            return Rows(tuple(payloads[plan.key, "rows"] for plan in plans), positions, rows)
+        shares = (site.view.fraction for site in c.sites)
+        n = jnp.round(sum(share * n for share, n in zip(shares, positions, strict=True)))
+        arrays = tuple(
+            {slot: x for (key, slot), x in payloads.items() if key == plan.key and slot != "count"}
+            for plan in plans
+        )
+        programs = tuple(site.program for site in c.sites)
+        return Residuals(arrays, n, programs, c.layout, c.bias_layout)
 
 
-def find_nodes(tree: Any, kind: type) -> list[Any]:
-    """All nodes of a type in an optimizer's state."""
-    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
-    return [node for node in nodes if isinstance(node, kind)]
+def _positions(plan: Plan, payloads: Payloads) -> jax.Array:
+    """How many positions a site has: static, unless branches decide whether it is visited."""
+    count = payloads.get((plan.key, "count"))
+    if count is None:
+        return jnp.float32(plan.site.count())
+    scanned = [chain.scanned for chain in plan.site.view.chains[1:]][: count.ndim]
+    return jnp.max(jnp.sum(count, axis=tuple(i for i, s in enumerate(scanned) if not s)))
 
 
 def _check_neurons(neurons: Any) -> None:
@@ -159,16 +139,6 @@ def _check_neurons(neurons: Any) -> None:
             f"neurons must be what lnb.find_neurons returns, not {type(neurons).__name__}: "
             "lnb.backprop(loss_fn, neurons)(params, batch)."
         )
-
-
-def _due(opt_state: Any) -> dict[str, jax.Array]:
-    nodes = find_nodes(opt_state, Due)
-    if not nodes:
-        raise ValueError(
-            "opt_state is no state of an optimizer with lnb.scale_by_lnb in it. Pass the one that "
-            "goes into its update: lnb.backprop(loss_fn, neurons, opt_state=opt_state)."
-        )
-    return {name: flag for node in nodes for name, flag in node.flags.items()}
 
 
 def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tuple[Neuron, Claim]]:
@@ -201,55 +171,3 @@ def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tupl
             )
         pairs.append((neuron, c))
     return pairs
-
-
-def _assemble(neuron: Neuron, c: Claim, plans: Sequence[Plan], payloads: Payloads) -> Features:
-    found = [payloads[plan.index] for plan in plans]
-    n = _count(c, found)
-    if neuron.metric == "gram":
-        if plans[0].postponed:
-            arrangements = [plan.moments.waiting() for plan in plans if plan.moments is not None]
-            xs = tuple(tuple(payload.values()) for payload in found)
-            return Postponed(xs, n, tuple(arrangements))
-        totals = []
-        packed = all(is_packed(payload["second"]) for payload in found)
-        for payload in found:
-            shape = (c.layout.blocks, c.layout.inputs)
-            second = payload["second"]
-            if c.kind == "lookup":
-                second = second.reshape(shape)
-            else:
-                second = second.reshape(c.layout.blocks, *second.shape[-2:])
-                second = second if packed else unpack(second)
-            total = {"second": second}
-            if "first" in payload:
-                total["first"] = payload["first"].reshape(shape)
-            totals.append(total)
-        total = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *totals)
-        return Gram(total["second"], total.get("first"), n.astype(total["second"].dtype))
-    sites = []
-    # A site that is only visited at times has features all the same.
-    sides = [] if any("count" in payload for payload in found) else orientations(c)
-    forms = {id(site): c for site in c.feeding} if c.has_gram else {}
-    forms |= {id(side.sites[0]): side for side in sides}
-    for plan in plans:
-        form = forms.get(id(plan.site))
-        arrangement = None if form is None else arrange(plan.site, form)
-        layout = form.layout if form in sides else None
-        sites.append(SiteMap(make_program(plan.site), arrangement, _feature_slots(plan), layout))
-    residuals = tuple({k: v for k, v in p.items() if k != "count"} for p in found)
-    return MatrixFree(residuals, n, tuple(sites), c.layout, c.bias_layout)
-
-
-def _feature_slots(plan: Plan) -> tuple[str, ...]:
-    operands = [slot for step in plan.site.steps for slot in step.operands]
-    return tuple(str(slot) for slot in operands if slot is not None)
-
-
-def _count(c: Claim, payloads: Sequence[dict[str, Any]]) -> jax.Array:
-    """n: static, unless control flow decides which sites are visited."""
-    total: Any = 0.0
-    for site, payload in zip(c.feeding, payloads, strict=False):
-        share = 1.0 if c.has_gram else site.view.fraction
-        total += share * (jnp.max(payload["count"]) if "count" in payload else site.count())
-    return jnp.round(total) if isinstance(total, jax.Array) else jnp.float32(round(total))

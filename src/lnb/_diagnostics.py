@@ -2,10 +2,10 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ._backprop import find_nodes
 from ._guard import GuardState
 from ._optimizer import ScaleByLNBState
 
@@ -26,23 +26,29 @@ def diagnostics(opt_state: Any) -> dict[str, Any]:
       relative error of each neuron's direction, by name, where the solver knows it;
       `"skipped_steps"`, how many steps were not taken because something was not finite.
     """
-    states = find_nodes(opt_state, ScaleByLNBState)
+    states = _find(opt_state, ScaleByLNBState)
     if not states:
         raise ValueError("There is no state of `lnb.scale_by_lnb` in this optimizer's state.")
-    solvers = {name: state for s in states for name, state in s.solver.items()}
+    memories = {name: memory for state in states for name, memory in state.memory.items()}
     return {
         "norm": jnp.sqrt(_total([state.norm**2 for state in states])),
         "capped": jnp.any(jnp.stack([state.capped for state in states])),
         "neuron_norms": {k: v for state in states for k, v in state.neuron_norms.items()},
         "changes": {
             name: change
-            for state in find_nodes(opt_state, GuardState)
+            for state in _find(opt_state, GuardState)
             for name, change in state.changes.items()
         },
-        "residuals": {k: s.residual for k, s in solvers.items() if hasattr(s, "residual")},
-        "skipped_steps": _total([state.skipped for state in find_nodes(opt_state, GuardState)]),
+        "residuals": {k: m.residual for k, m in memories.items() if hasattr(m, "residual")},
+        "skipped_steps": _total([state.skipped for state in _find(opt_state, GuardState)]),
     }
 
 
 def _total(numbers: list[Array]) -> Array:
     return jnp.sum(jnp.stack(numbers)) if numbers else jnp.zeros((), jnp.int32)
+
+
+def _find(tree: Any, kind: type) -> list[Any]:
+    """All nodes of a type in an optimizer's state."""
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]

@@ -1,16 +1,17 @@
 """What stands around a whole optimizer: float32 arithmetic, and no step that is not finite."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 
-from ._interpret import is_parameter, path_name
-from ._kernels import dot, finite_or_zero
-from ._metric import Gram, Postponed, empty_unless
+from ._jaxpr import is_parameter, path_name, varying_axes
+from ._norms import dot
 from ._parameters import refuse_other_leaves, refuse_positional
 
 
@@ -35,11 +36,9 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
 
     A gradient or a feature that is not finite, or whose square is not, makes all updates zero,
     leaves the inner state as it is and is counted. Updates have the dtypes of the gradients.
-    Features whose gram is postponed are left to the solver. If they are not finite, nor is their
-    gradient; if only their squares are not, the solver leaves them out.
 
     There is no `lax.cond` around the whole: it would hold all state twice. Instead the inner
-    transformation is told by the keyword argument `finite`, and given empty features.
+    transformation is told by the keyword argument `finite`, and given features of no positions.
 
     Args:
       inner: the transformation; where `finite` is false it changes no array but scalars.
@@ -57,18 +56,18 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
 
     def update_fn(updates, state, params=None, *further, **extra_args):
         refuse_positional(further)
-        features = extra_args.get("features")
-        finite = _all_finite((updates, features))
+        gradients, features = at_least_float32(updates), extra_args.get("features")
+        finite = all_finite(gradients, features)
         if features is not None:
-            extra_args["features"] = {k: empty_unless(finite, x) for k, x in features.items()}
+            extra_args["features"] = {k: x.only_if(finite) for k, x in features.items()}
         new, inner_state = inner.update(
-            jax.tree.map(_finite, at_least_float32(updates)),
+            jax.tree.map(_finite_or_zero, gradients),
             state.inner_state,
             at_least_float32(params),
             finite=finite,
             **extra_args,
         )
-        new = jax.tree.map(lambda x: finite.astype(x.dtype) * finite_or_zero(x), new)
+        new = jax.tree.map(lambda x: finite.astype(x.dtype) * _finite_or_zero(x), new)
         scalar = lambda new, old: jnp.where(finite, new, old) if jnp.ndim(new) == 0 else new
         inner_state = jax.tree.map(scalar, inner_state, state.inner_state)
         taken = finite.astype(jnp.int32)
@@ -91,6 +90,21 @@ def at_least_float32(tree: Any) -> Any:
     return jax.tree.map(cast, tree)
 
 
+def all_finite(gradients: Any, features: Any) -> Array:
+    """Whether all sums of squares are finite."""
+    arrays = lambda tree: [x for x in jax.tree.leaves(tree) if is_parameter(x)]
+    flags = [jnp.isfinite(dot(x, x)) for x in arrays((gradients, at_least_float32(features)))]
+    finite = functools.reduce(jnp.logical_and, flags, jnp.asarray(True))
+    # Inside a shard_map, devices whose gradients are the same must agree.
+    axes = tuple(varying_axes(features) - varying_axes(gradients))
+    return lax.pmin(finite.astype(jnp.int32), axes) > 0 if axes else finite
+
+
+def _finite_or_zero(x: Any) -> Any:
+    """Entries that are not finite, as zeros: no weight times NaN is NaN."""
+    return jnp.where(jnp.isfinite(x), x, 0) if is_parameter(x) else x
+
+
 def _named(tree: Any) -> dict[str, Array]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {path_name(path): leaf for path, leaf in leaves if is_parameter(leaf)}
@@ -106,26 +120,3 @@ def _changes(updates: Any, params: Any) -> dict[str, Array]:
 
     named = _named(at_least_float32(params))
     return {name: relative(update, named[name]) for name, update in _named(updates).items()}
-
-
-def _finite(x: Any) -> Any:
-    return finite_or_zero(x) if is_parameter(x) else x
-
-
-def _all_finite(tree: Any) -> Array:
-    """Whether all sums of squares are finite.
-
-    Inside a jitted step this becomes a chain of scalars, which compiles in no time. An array of
-    them, or a selection between old and new state, took XLA a minute for a small transformer.
-    """
-
-    def checked(node: Any) -> Any:
-        if isinstance(node, Gram):
-            return node.second  # the sum of x is finite if that of x x^T is
-        return None if isinstance(node, Postponed) else node
-
-    is_leaf = lambda node: isinstance(node, Gram | Postponed)
-    tree = jax.tree.map(checked, tree, is_leaf=is_leaf)
-    leaves = [x for x in jax.tree.leaves(at_least_float32(tree)) if is_parameter(x)]
-    finite = (jnp.isfinite(dot(x, x)) for x in leaves)
-    return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))

@@ -1,31 +1,24 @@
 """The metric's inverse, with the bias eliminated instead of a column of ones appended.
 
-It is made once in a while and used at every step. So what is kept are explicit inverses: products
-with them keep all cores or an accelerator busy, triangular solves do not.
+It is made once in a while and used at every step. So what is kept is an explicit inverse: products
+with it keep all cores or an accelerator busy, triangular solves do not.
 """
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from __future__ import annotations
 
-import jax
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ._metric import Theta
-from ._packed import WHOLE, Halves, from_blocks, whole
-
-LEAF = 640  # the largest matrix that is factorised as a whole
-TOGETHER = 2**20  # entries of a batch of matrices that are inverted at once, not one by one
-
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+from ._metric import Damping, Moments, Theta, block_mean, damping_constant, matmul
 
 
 class Inverse(NamedTuple):
-    r""":math:`M^{-1}`, with the bias eliminated.
+    r""":math:`M^{-1}`, with the bias eliminated (paper, section "Update Properties").
 
     Attributes:
-      mean: of the features, [g, d], or None where there is no bias.
+      mean: of the features, [g, d], or `None` where there is no bias.
       matrix: the inverse of their covariance (without a bias, of E[x x^T]), [g, d, d], or [g, d] if
         it is diagonal.
     """
@@ -47,126 +40,76 @@ class Inverse(NamedTuple):
         """A change for centred features as one for features that are not."""
         if theta.bias is None or self.mean is None:
             return theta
-        # To XLA a batch of one is no batch: it would make a copy of the mean for it.
-        one = len(self.mean) == 1
-        mean, weight = (self.mean, theta.weight[0]) if one else (self.mean[:, None], theta.weight)
-        shift = _matmul(mean, weight).reshape(theta.bias.shape)
+        shift = matmul(self.mean[:, None], theta.weight)[:, 0]
         return theta._replace(bias=theta.bias - shift)
 
+    def whiten(self, centred: Array) -> Array:
+        """K^T times a centred gradient, where K K^T is the matrix."""
+        return _multiply(self._root.mT if self._root.ndim == 3 else self._root, centred)
 
-class Factor(Inverse):
-    r"""The same as :math:`M^{-1} = L^{-T} L^{-1}`, paper, section "Update Properties".
+    def unwhiten(self, whitened: Array) -> Array:
+        """K times a whitened change: one for centred features."""
+        return _multiply(self._root, whitened)
 
-    With the bias put first, :math:`L = \begin{pmatrix} 1 & 0 \\ \mu & C \end{pmatrix}` where
-    :math:`\Sigma = C C^T` is the covariance; without a bias, :math:`E[x x^T] = C C^T = L L^T`. Here
-    `matrix` is :math:`C^{-1}`, lower triangular or diagonal.
+    @property
+    def _root(self) -> Array:
+        if self.matrix.ndim == 2:
+            return jnp.sqrt(self.matrix)
+        return lax.linalg.cholesky(self.matrix)
+
+
+def invert(moments: Moments, kind: str, bias: bool, damping: Damping) -> Array:
+    r"""The inverse of what is left of M + damping without the bias; NaN if that fails.
+
+    That is the covariance :math:`\Sigma + \gamma I`, without a bias :math:`E[x x^T] + \gamma I`.
     """
-
-    def solve(self, theta: Theta) -> Theta:
-        return self.unwhiten(Theta(self.whiten(theta), theta.bias))
-
-    def whiten(self, theta: Theta) -> Array:
-        """The weight of :math:`L^{-1}` times a gradient; its bias stays as it is."""
-        return _multiply(self.matrix, self.centre(theta))
-
-    def unwhiten(self, theta: Theta) -> Theta:
-        """:math:`L^{-T}` times a whitened vector: a direction."""
-        transposed = self.matrix if self.matrix.ndim == 2 else self.matrix.mT
-        return self.uncentre(theta._replace(weight=_multiply(transposed, theta.weight)))
+    mean, second = moments.first if bias else None, moments.second
+    gamma = damping_constant(damping, kind, moments, bias)
+    if second.ndim == 2:
+        diagonal = second + gamma if mean is None else second - mean**2 + gamma
+        return 1 / jnp.where(diagonal > 0, diagonal, jnp.nan)
+    if mean is not None:
+        second = second - mean[:, :, None] * mean[:, None, :]
+    return inverse(second + gamma[..., None] * jnp.eye(second.shape[-1], dtype=second.dtype)[None])
 
 
-def invert(metric: Array | Halves) -> Array:
-    r"""The inverse of positive definite matrices, or of diagonals [g, d]; NaN if not.
+def inverse(matrix: Array) -> Array:
+    """The inverse of positive definite matrices [g, d, d]: C^-T C^-1, where C C^T is the matrix."""
+    lower = lax.linalg.cholesky(matrix)
+    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
+    root = lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
+    return matmul(root.mT, root)
 
-    By halves, so that almost all of the work is in products:
 
-    .. math::
-      \begin{pmatrix} A & B^T \\ B & D \end{pmatrix}^{-1} = \begin{pmatrix}
-      A^{-1} + E^T S^{-1} E & -E^T S^{-1} \\ -S^{-1} E & S^{-1} \end{pmatrix},
-      \quad E = B A^{-1}, \quad S = D - E B^T.
+def preconditioner(
+    kind: str, moments: Moments, bias: bool, shrinkage: float, damping: Damping
+) -> Inverse:
+    r"""The paper's preconditioner P, as the inverse of a metric (section "Online Learning").
+
+    With a bias, :math:`P = \tilde W \tilde W^T` where the covariance is replaced by its diagonal
+    and the mean is kept; without one, the inverse of the diagonal of :math:`E[x x^T]`. The
+    variances are first shrunk towards their mean.
+
+    Args:
+      kind: the kind of neuron.
+      moments: running means of x and x * x; `first` may be None, which reads as zero.
+      bias: whether the neuron has a bias.
+      shrinkage: 0 keeps every input's own variance, 1 gives all inputs their mean.
+      damping: what the metric's diagonal is raised by.
+
+    Returns:
+      A diagonal inverse.
     """
-    if not isinstance(metric, Halves):
-        if metric.ndim == 2:
-            return 1 / jnp.where(metric > 0, metric, jnp.nan)
-        return _one_by_one(lambda x: _square(_root(x.T)), metric)
-
-    def inverse(metric: Halves) -> Array:
-        a, b, d = metric
-        # LAPACK reads by columns: to it, a whole matrix is its own transpose. Of a triangle XLA
-        # would make a transposed copy, and transpose the packed matrix to and fro at every step.
-        first = _square(_root(whole(a).T))
-        e = _matmul(b, first)
-        second = _square(_root((d - _matmul(e, b.T)).T))
-        corner = _matmul(second, e)
-        parts = first + _matmul(e.T, corner), -corner.T, -corner, second
-        return _nan_unless_finite(second, corner) * from_blocks(*parts)
-
-    return _one_by_one(inverse, metric)
-
-
-def inverse_root(metric: Array | Halves) -> Array:
-    r""":math:`C^{-1}` of metrics :math:`C C^T`, likewise by halves.
-
-    .. math::
-      \begin{pmatrix} C_1 & 0 \\ E & C_2 \end{pmatrix}^{-1} = \begin{pmatrix}
-      C_1^{-1} & 0 \\ -C_2^{-1} E C_1^{-1} & C_2^{-1} \end{pmatrix},
-      \quad E = B C_1^{-T}, \quad C_2 C_2^T = D - E E^T.
-    """
-    if isinstance(metric, Halves):
-        return _one_by_one(lambda x: _root_by_halves(whole(x.a).T, x.b, x.d.T), metric)
-    if metric.ndim == 2:
-        return lax.rsqrt(jnp.where(metric > 0, metric, jnp.nan))
-    return _one_by_one(lambda x: _root(x.T), metric)
-
-
-def invert_flops(size: int) -> float:
-    """Of `invert`: a factorisation, a solve and a product, or those of two halves and four more."""
-    leaf = lambda size: 10 / 3 * size**3
-    return leaf(size) if size <= WHOLE else 2 * leaf(size / 2) + size**3
-
-
-def _one_by_one(function: Callable[[Any], Array], metric: Any) -> Array:
-    """A function of a matrix, for a batch of them; for a large one, in little memory.
-
-    To XLA a product of single matrices is also one with a transpose; of a batch it makes a copy.
-    """
-    leaves = jax.tree.leaves(metric)
-    if len(leaves[0]) == 1:
-        return function(jax.tree.map(lambda leaf: leaf[0], metric))[None]
-    if sum(leaf.size for leaf in leaves) <= TOGETHER:
-        return jax.vmap(function)(metric)
-    return lax.map(function, metric)
-
-
-def _root(metric: Array) -> Array:
-    """The inverse root of a symmetric matrix of which the lower triangle counts."""
-    size = metric.shape[-1]
-    if size > LEAF:
-        half = size // 2
-        return _root_by_halves(metric[:half, :half], metric[half:, :half], metric[half:, half:])
-    identity = jnp.eye(size, dtype=metric.dtype)
-    lower = lax.linalg.cholesky(metric, symmetrize_input=False)
-    return lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
-
-
-def _root_by_halves(a: Array, b: Array, d: Array) -> Array:
-    first = _root(a)
-    e = _matmul(b, first.T)
-    second = _root(d - _matmul(e, e.T))
-    corner = _matmul(second, _matmul(e, first))
-    parts = first, jnp.zeros_like(b.T), -corner, second
-    return _nan_unless_finite(second, corner) * from_blocks(*parts)
-
-
-def _nan_unless_finite(*parts: Array) -> Array:
-    """1, or NaN: of an inverse, also where its first half succeeded and the second did not."""
-    return jnp.where(jnp.isfinite(sum(map(jnp.sum, parts))), 1, jnp.nan)
-
-
-def _square(root: Array) -> Array:
-    """C^-T C^-1: a product, where a second triangular solve would keep one core busy."""
-    return _matmul(root.T, root)
+    square = moments.square
+    mean = jnp.zeros_like(square) if moments.first is None else moments.first
+    variance = jnp.maximum(square - mean**2, 0)
+    diagonal = (1 - shrinkage) * variance + shrinkage * block_mean(kind, variance)
+    if not bias:
+        diagonal = diagonal + mean**2
+    diagonal = diagonal + damping_constant(damping, kind, moments, bias)
+    # Only an input that is dead together with its whole block has no variance left: leave it alone.
+    return Inverse(mean if bias else None, 1 / jnp.where(diagonal > 0, diagonal, 1))
 
 
 def _multiply(matrix: Array, weight: Array) -> Array:
-    return matrix[:, :, None] * weight if matrix.ndim == 2 else _matmul(matrix, weight)
+    return matrix[:, :, None] * weight if matrix.ndim == 2 else matmul(matrix, weight)

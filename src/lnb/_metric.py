@@ -1,27 +1,27 @@
 """The metric M = (1/n) J^T J of a neuron, as an operator on its parameters.
 
-Features come in one of two forms. A `Gram` holds the sums of x x^T and x, all that M depends on; a
-`MatrixFree` holds the features themselves, and M theta is J^T (J theta) by differentiating the map
-from parameters to outputs (the paper's matrix-vector product, section "Optimization"). Where
-neurons take turns, a gram may be `Postponed`.
+M comes from the rows that the neuron was fed: by its Gram matrix, or by products with the rows
+themselves, whichever is cheaper. A neuron without a matrix form has its map from parameters to
+outputs differentiated instead (the paper's matrix-vector product, section "Optimization").
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ._interpret import Arrangement, Layout, Program, accumulator
-from ._packed import diagonal, unpack
+from ._features import Layout, Residuals, Rows, SiteRows, Sums, accumulator
 
-HIGHEST = lax.Precision.HIGHEST
+matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+Features = Rows | Residuals
 
 
 class Theta(NamedTuple):
@@ -31,235 +31,188 @@ class Theta(NamedTuple):
     bias: Array | None  # [blocks, outputs]
 
 
-class Gram(NamedTuple):
-    """The second moment of a neuron's features, as sums: over sites, batches, devices they add."""
-
-    second: Array  # sum of x x^T, [blocks, inputs, inputs], or packed (`_packed.py`); of a lookup
-    # the diagonal, [blocks, inputs]
-    first: Array | None  # sum of x, [blocks, inputs]; of a lookup it would be the diagonal again
-    count: Array  # n, the number of positions
-
-    @property
-    def matrix(self) -> Array:
-        """The sum of x x^T, not packed; of a lookup the diagonal."""
-        return self.second if self.second.ndim == 2 else unpack(self.second)
-
-
 class Moments(NamedTuple):
-    """The means of x and x * x, [blocks, inputs] each."""
+    """Means over positions.
+
+    Attributes:
+      first: of x, [blocks, inputs]; `None` where x is not known.
+      second: of x x^T, [blocks, inputs, inputs], or of x * x, [blocks, inputs].
+    """
 
     first: Array | None
-    square: Array
-
-
-@dataclasses.dataclass(frozen=True)
-class SiteMap:
-    """One site of a neuron: its outputs as a function of its parameters, its features as rows."""
-
-    program: Program
-    arrangement: Arrangement | None  # `None` where the weight has no matrix form, and where
-    # another slice of it is fed the same
-    features: tuple[str, ...]  # the residuals that are the features (of a scale, their product)
-    layout: Layout | None = None  # its own, of a weight used in two orientations
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["residuals", "count"],
-    meta_fields=["sites", "layout", "bias_layout"],
-)
-@dataclasses.dataclass(frozen=True)
-class MatrixFree:
-    """The features themselves, with all else that the sites' outputs depend on."""
-
-    residuals: tuple[dict[str, Array], ...]  # of each site
-    count: Array
-    sites: tuple[SiteMap, ...]
-    layout: Layout
-    bias_layout: Layout | None
-
-    def outputs(self, theta: Theta) -> tuple[Array, ...]:
-        """The neuron's outputs at all its positions, were `theta` its parameters."""
-        weight, bias = self.layout.from_matrix(theta.weight), theta.bias
-        if bias is not None:
-            assert self.bias_layout is not None
-            bias = self.bias_layout.from_matrix(bias[:, None, :])
-        return tuple(
-            site.program(weight, bias, {int(slot): value for slot, value in residuals.items()})
-            for site, residuals in zip(self.sites, self.residuals, strict=True)
-        )
-
-    def arranged(self) -> list[tuple[Arrangement, Sequence[Array]]]:
-        """The features of each site, with how they stand as rows."""
-        return [
-            (site.arrangement, [residuals[slot] for slot in site.features])
-            for site, residuals in zip(self.sites, self.residuals, strict=True)
-            if site.arrangement is not None and site.layout is None
-        ]
-
-    def product(self, theta: Theta) -> Theta:
-        """J^T J theta."""
-        weight = self.layout.from_matrix(theta.weight)
-        sided = self._sided(
-            lambda layout, second: _times(second.astype(weight.dtype), layout.to_matrix(weight))
-        )
-        if sided is not None:
-            return Theta(sided, None)
-        _, jacobian = jax.linearize(self.outputs, jax.tree.map(jnp.zeros_like, theta))
-        return jax.linear_transpose(jacobian, theta)(jacobian(theta))[0]
-
-    def _sided(self, matrix: Callable[[Layout, Array], Array]) -> Array | None:
-        """A sum over the sites of a weight used in two orientations.
-
-        Each site's layout of the weight and sum of x x^T give a matrix in that layout. `None` where
-        products with the features are cheaper.
-        """
-        parts = []
-        for site, residuals in zip(self.sites, self.residuals, strict=True):
-            if site.arrangement is not None and site.layout is not None:
-                sums = site.arrangement.all_moments(*(residuals[slot] for slot in site.features))
-                parts.append(site.layout.from_matrix(matrix(site.layout, sums["second"])))
-        return self.layout.to_matrix(functools.reduce(jnp.add, parts)) if parts else None
-
-    def squares(self) -> Array:
-        """The sums of x * x for each element of the weight: the diagonal of J^T J.
-
-        Every output is a sum of features times elements, each element once; so with the features
-        squared, what flows back from ones is the sum of squares.
-        """
-        sided = self._sided(
-            lambda layout, second: jnp.repeat(_squares(second)[:, :, None], layout.outputs, 2)
-        )
-        if sided is not None:
-            return sided
-        squared = [
-            {k: v * v if jnp.issubdtype(v.dtype, jnp.inexact) else v for k, v in site.items()}
-            for site in self.residuals
-        ]
-        zeros = jnp.zeros((self.layout.blocks, self.layout.inputs, self.layout.outputs), self.dtype)
-        copy = dataclasses.replace(self, residuals=tuple(squared))
-        outputs, backward = jax.vjp(lambda weight: copy.outputs(Theta(weight, None)), zeros)
-        return backward(jax.tree.map(jnp.ones_like, outputs))[0]
+    second: Array
 
     @property
-    def dtype(self) -> jnp.dtype:
-        """That of the statistics."""
-        dtypes = [accumulator(x.dtype) for x in jax.tree.leaves(self.residuals)]
-        return max(dtypes, key=lambda dtype: dtype.itemsize)
+    def square(self) -> Array:
+        """The mean of x * x, [blocks, inputs]."""
+        second = self.second
+        return second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
+
+    def diagonal(self) -> Moments:
+        return Moments(self.first, self.square)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["features", "count"],
-    meta_fields=["arrangements"],
-)
-@dataclasses.dataclass(frozen=True)
-class Postponed:
-    """Features whose gram is left to the solver, at the neuron's turn."""
-
-    features: tuple[tuple[Array, ...], ...]  # of each site
-    count: Array
-    arrangements: tuple[Arrangement, ...]
-
-    def arranged(self) -> list[tuple[Arrangement, Sequence[Array]]]:
-        """The features of each site, with how they stand as rows."""
-        return list(zip(self.arrangements, self.features, strict=True))
+def moments(features: Rows) -> Moments:
+    """The means of x and x x^T, of a neuron with a matrix form."""
+    sums = [site.arrangement.sums(x) for site, x, _ in features]
+    total = functools.reduce(lambda a, b: Sums(a.second + b.second, a.first + b.first), sums)
+    return Moments(*_mean(features, (total.first, total.second)))
 
 
-Features = Gram | MatrixFree | Postponed
+def diagonal_moments(features: Features, layout: Layout) -> Moments:
+    """The means of x and x * x, for any neuron; the layout is the neuron's own."""
+    if isinstance(features, Rows) and all(site.layout == layout for site in features.sites):
+        sums = [_diagonal_sums(site, x) for site, x, _ in features]
+        first, square = (functools.reduce(jnp.add, parts) for parts in zip(*sums, strict=True))
+        return Moments(*_mean(features, (first, square)))
+    return Moments(None, _mean(features, _diagonal(features, layout)))
 
 
-def count(features: Features) -> Array:
-    """n, the number of positions that the features come from."""
-    return features.count
+def product(features: Features, theta: Theta, layout: Layout, bias: Layout | None) -> Theta:
+    """M theta, exactly, for any neuron; the layouts are the neuron's own."""
+    if isinstance(features, Residuals):
+        outputs = lambda theta: features.outputs(*theta)
+        _, jacobian = jax.linearize(outputs, jax.tree.map(jnp.zeros_like, theta))
+        return _mean(features, jax.linear_transpose(jacobian, theta)(jacobian(theta))[0])
+    total = jax.tree.map(jnp.zeros_like, theta)
+    for site, x, n in features:
+        image = _site_product(site, x, n, _seen_by(site, theta, layout, bias))
+        weight = _moved(image.weight, site.layout, layout)
+        total = total._replace(weight=total.weight + weight)
+        if image.bias is not None and total.bias is not None:
+            total = total._replace(
+                bias=total.bias + _moved_bias(image.bias, site.bias_layout, bias)
+            )
+    return _mean(features, total)
 
 
-def empty_unless(flag: ArrayLike, features: Features) -> Features:
-    """The same features, said to come from no positions, and so to be ignored, if not `flag`."""
-    if flag is True:
-        return features
-    count = jnp.where(flag, features.count, 0)
-    if isinstance(features, Gram):
-        return features._replace(count=count)
-    return dataclasses.replace(features, count=count)
+def _seen_by(site: SiteRows, theta: Theta, layout: Layout, bias: Layout | None) -> Theta:
+    """A neuron's parameters as one of its sites sees them."""
+    weight = _moved(theta.weight, layout, site.layout)
+    if theta.bias is None or site.bias_layout is None:
+        return Theta(weight, None)
+    return Theta(weight, _moved_bias(theta.bias, bias, site.bias_layout))
 
 
-def product(features: Features, theta: Theta) -> Theta:
-    """M theta, exactly."""
-    features = taken(features)
-    share = _share(features.count, theta.weight.dtype)
-    if isinstance(features, MatrixFree):
-        return jax.tree.map(lambda leaf: leaf * share, features.product(theta))
-    weight = _times(features.matrix.astype(theta.weight.dtype), theta.weight)
-    if theta.bias is None:
-        return Theta(weight * share, None)
-    assert features.first is not None
-    first = features.first.astype(theta.weight.dtype)
-    weight += first[:, :, None] * theta.bias[:, None, :]
-    bias = jnp.einsum("gd,gdo->go", first, theta.weight, precision=HIGHEST)
-    bias += features.count.astype(theta.bias.dtype) * theta.bias
-    return Theta(weight * share, bias * share)
+def _moved(matrix: Array, source: Layout, target: Layout) -> Array:
+    return matrix if source == target else target.to_matrix(source.from_matrix(matrix))
 
 
-def taken(features: Features) -> Gram | MatrixFree:
-    """The features, with their gram no longer postponed."""
-    if not isinstance(features, Postponed):
-        return features
-    whole = gram(features)
-    assert whole is not None
-    return whole
+def _moved_bias(bias: Array, source: Layout | None, target: Layout | None) -> Array:
+    assert source is not None
+    assert target is not None
+    return _moved(bias[:, None, :], source, target)[:, 0, :]
 
 
-def gram(features: Features) -> Gram | None:
-    """The gram, built from the features where they are held; `None` where M has no such form."""
-    if isinstance(features, Gram):
-        return features
-    total = _total(features, lambda arrangement, xs: arrangement.all_moments(*xs))
-    return None if total is None else Gram(total["second"], total.get("first"), features.count)
-
-
-def rows(features: Features) -> Array | None:
-    """The features as [blocks, positions, inputs], where they are held and have that form."""
-    if not isinstance(features, MatrixFree):
-        return None
-    arranged = features.arranged()
-    found = [x for arrangement, xs in arranged if (x := arrangement.all_rows(*xs)) is not None]
-    return jnp.concatenate(found, axis=1) if found and len(found) == len(arranged) else None
-
-
-def moments(features: Features) -> Moments:
-    """The means of x and x * x (its first is `None` for a lookup, or without a matrix form)."""
-    features = taken(features)
-    if isinstance(features, Gram):
-        second, first = features.second, features.first
-        square = _squares(second)
+def _site_product(site: SiteRows, x: Array, n: Array, theta: Theta) -> Theta:
+    """n M theta of one site: (X^T X) theta or X^T (X theta), whichever is cheaper."""
+    arrangement, dtype = site.arrangement, theta.weight.dtype
+    blocks, inputs, outputs = theta.weight.shape
+    positions = arrangement.shape[1]
+    by_gram = arrangement.flops() + 2.0 * blocks * inputs**2 * outputs
+    if arrangement.kind == "lookup" or by_gram < 4.0 * blocks * positions * inputs * outputs:
+        second, first = (part.astype(dtype) for part in arrangement.sums(x))
+        is_diagonal = second.ndim == 2
+        weight = second[:, :, None] * theta.weight if is_diagonal else matmul(second, theta.weight)
     else:
-        total = _total(features, lambda arrangement, xs: arrangement.all_sums(*xs))
-        total = {"square": features.squares()[:, :, 0]} if total is None else total
-        square, first = total["square"], total.get("first")
-    share = _share(features.count, square.dtype)
-    return Moments(None if first is None else first * share, square * share)
+        rows = arrangement.rows(x).astype(dtype)
+        first = arrangement.weight * jnp.sum(rows, axis=1)
+        weight = arrangement.weight * matmul(rows.mT, matmul(rows, theta.weight))
+    if theta.bias is None:
+        return Theta(weight, None)
+    weight += first[:, :, None] * theta.bias[:, None, :]
+    return Theta(weight, matmul(first[:, None], theta.weight)[:, 0] + n.astype(dtype) * theta.bias)
 
 
-def _total(
-    features: MatrixFree | Postponed, of: Callable[..., dict[str, Array]]
-) -> dict[str, Array] | None:
-    parts = [of(arrangement, xs) for arrangement, xs in features.arranged()]
-    return jax.tree.map(lambda *sums: functools.reduce(jnp.add, sums), *parts) if parts else None
+def _diagonal_sums(site: SiteRows, x: Array) -> tuple[Array, Array]:
+    if site.arrangement.kind == "lookup":
+        sums = site.arrangement.sums(x)
+        return sums.first, sums.second
+    rows, weight = site.arrangement.rows(x), site.arrangement.weight
+    return weight * jnp.sum(rows, axis=1), weight * jnp.sum(rows * rows, axis=1)
 
 
-def _times(second: Array, weight: Array) -> Array:
-    """x x^T times a weight; of a lookup there is but the diagonal."""
-    if second.ndim == 2:
-        return second[:, :, None] * weight
-    return jnp.matmul(second, weight, precision=HIGHEST)
+def _diagonal(features: Features, layout: Layout) -> Array:
+    """The diagonal of J^T J, [blocks, inputs], of a neuron whose sites see it differently."""
+    if isinstance(features, Rows):
+        parts = []
+        for site, x, _ in features:
+            _, square = _diagonal_sums(site, x)
+            spread = jnp.broadcast_to(square[:, :, None], site.layout.matrix)
+            parts.append(_moved(spread, site.layout, layout))
+        return functools.reduce(jnp.add, parts)[:, :, 0]
+    # Every output is a sum of features times elements, each element once. So with the features
+    # squared, what flows back from ones is the sum of squares.
+    dtype = max(
+        (accumulator(x.dtype) for x in jax.tree.leaves(features.arrays)),
+        key=lambda dtype: dtype.itemsize,
+        default=jnp.dtype(jnp.float32),
+    )
+    zeros = jnp.zeros(layout.matrix, dtype)
+    squared = features.squared()
+    outputs, backward = jax.vjp(lambda weight: squared.outputs(weight, None), zeros)
+    return backward(jax.tree.map(jnp.ones_like, outputs))[0][:, :, 0]
 
 
-def _squares(second: Array) -> Array:
-    return second if second.ndim == 2 else diagonal(second)
+def _mean(features: Features, sums: Any) -> Any:
+    """Sums over n positions divided by n, or 0 where n is 0; averaged over devices."""
+    n = features.count
+    share = lambda dtype: jnp.where(n > 0, 1 / jnp.maximum(n, 1).astype(dtype), 0)
+    means = jax.tree.map(lambda leaf: leaf * share(leaf.dtype), sums)
+    return lax.pmean(means, features.devices) if features.devices else means
 
 
-def _share(n: Array, dtype: jnp.dtype) -> Array:
-    """1 / n, and nothing of nothing."""
-    n = n.astype(dtype)
-    return jnp.where(n > 0, 1 / jnp.maximum(n, 1), 0)
+# -- damping ---------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class Absolute:
+    r"""Damping that is added to M as it is: the :math:`\gamma` of the paper, in the units of M.
+
+    Without this, damping is relative: a multiple of the features' mean variance.
+
+    Attributes:
+      value: a number, possibly traced.
+    """
+
+    value: ArrayLike
+
+
+Damping = ArrayLike | Absolute
+
+
+def damping_constant(damping: Damping, kind: str, moments: Moments, bias: bool) -> Array:
+    r"""The :math:`\gamma` to add to a neuron's diagonal, [g, 1], or [1, 1] where blocks share it.
+
+    Paper, section "Positive Semi-definite Metrics". Relative damping is a multiple of the
+    features' mean variance (with a bias: trace of the covariance / d) or mean power (without: trace
+    of M / d). The rounding error of the diagonal is included, so that a metric without full rank
+    can be factorised; the constant is zero only where the features are.
+    """
+    mean, power = moments.first if bias else None, moments.square
+    diagonal = power if mean is None else jnp.maximum(power - mean**2, 0)
+    rounding = jnp.finfo(power.dtype).eps * power.shape[1] * power
+    if isinstance(damping, Absolute):
+        return jnp.asarray(damping.value, power.dtype) + block_mean(kind, rounding)
+    return block_mean(kind, jnp.asarray(damping, power.dtype) * diagonal + rounding)
+
+
+def damped_product(
+    features: Features, gamma: Array, layout: Layout, bias: Layout | None
+) -> Callable[[Theta], Theta]:
+    r""":math:`\theta \mapsto (M + \gamma I)\theta`, with nothing added for the bias."""
+
+    def apply(theta: Theta) -> Theta:
+        image = product(features, theta, layout, bias)
+        return image._replace(weight=image.weight + gamma[..., None] * theta.weight)
+
+    return apply
+
+
+def block_mean(kind: str, diagonal: Array) -> Array:
+    """The mean of a diagonal [g, d] over the inputs that share a scale, with the axes kept.
+
+    These are the inputs of a block. A scale has one input a block, so there all blocks count.
+    """
+    return jnp.mean(diagonal, axis=(0, 1) if kind == "scale" else 1, keepdims=True)

@@ -1,5 +1,7 @@
 """Trust regions: how long a step is, given every neuron's gradient and direction."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import itertools
@@ -8,17 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
-from ._cost import is_orthogonalized, is_wide
-from ._inverse import Factor, Inverse
-from ._kernels import dot
-from ._metric import Theta
+from ._inverse import Inverse
+from ._metric import Theta, matmul
 from ._neurons import Neuron
 from ._orthogonalize import newton_schulz
-
-_matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+from ._plan import is_orthogonalized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +29,7 @@ class Boosted:
       direction: h, with M h = g.
       rank: how many singular values h has as a linear map.
       inverse: that of M, if the solver has it.
-      orthogonalized: whether the direction is to be orthogonalized; then the inverse is a factor
-        where g has more columns than rows.
+      orthogonalized: whether the direction is to be orthogonalized.
     """
 
     gradient: Any
@@ -41,13 +39,20 @@ class Boosted:
     orthogonalized: bool = False
 
     @functools.cached_property
-    def pair(self) -> tuple[Array, Array]:
-        """Centred h and g, or L^-1 g twice: either way a product is that of L^-1 g with itself."""
+    def centred(self) -> Array:
+        """The gradient of the weight, for centred features."""
         assert self.inverse is not None
-        if isinstance(self.inverse, Factor):
-            whitened = self.inverse.whiten(self.gradient)
-            return whitened, whitened
-        return self.direction.weight, self.inverse.centre(self.gradient)
+        return self.inverse.centre(self.gradient)
+
+    @functools.cached_property
+    def whitened(self) -> Array:
+        """K^T g, for centred features, where K K^T is the inverse of M."""
+        assert self.inverse is not None
+        return self.inverse.whiten(self.centred)
+
+    @property
+    def is_wide(self) -> bool:
+        return self.gradient.weight.shape[-2] < self.gradient.weight.shape[-1]
 
     @property
     def norm(self) -> Array:
@@ -56,7 +61,7 @@ class Boosted:
             z = sum(jax.tree.leaves(jax.tree.map(dot, self.direction, self.gradient)))
         else:  # centred, all that is left of the bias is the change of the mean output
             bias = self.gradient.bias
-            z = dot(*self.pair) + (0 if bias is None else dot(bias, bias))
+            z = dot(self.direction.weight, self.centred) + (0 if bias is None else dot(bias, bias))
         return jnp.sqrt(jnp.maximum(jnp.real(z), 0)).astype(jnp.result_type(float))
 
 
@@ -90,17 +95,8 @@ class Norm(NamedTuple):
     directions: Callable[[Sequence[Boosted], Sequence[Array], Sequence[Array]], list[Any]]
     orthogonalizes: Callable[[Neuron], bool] = lambda neuron: False
 
-    def needs_factor(self, neuron: Neuron) -> bool:
-        """Whether it needs M^-1 as a factor: where g has more columns than rows.
-
-        The small product of h and g is not symmetric there; where M is ill-conditioned, single
-        precision does not suffice for its root.
-        """
-        return self.orthogonalizes(neuron) and is_wide(neuron)
-
     def __call__(self, parts: Sequence[Boosted], min_norm: ArrayLike) -> Step:
         norms = [part.norm for part in parts]
-        # Chains of scalars: to XLA one operation each, where an array of them would be several.
         total = jnp.sqrt(sum(norm**2 for norm in norms))
         regions = [total for _ in parts] if self.shared else norms
         longest = [jnp.maximum(norm, jnp.asarray(min_norm, norm.dtype)) for norm in regions]
@@ -125,31 +121,32 @@ def orthogonal(
     inverses: Sequence[Array],
     root: Callable[[Array], Array] = newton_schulz,
 ) -> list[Any]:
-    r"""Steepest in the operator norm: :math:`h (h^T g)^{-1/2}`.
+    r"""Steepest in the operator norm: :math:`L^{-T} orth(L^{-1} g)`, where :math:`M = L L^T`.
 
-    With :math:`M = L L^T` that is :math:`L^{-T} orth(L^{-1} g)`: to features whitened by L the
-    change is an orthogonal map, all singular values of its weight are 1. Where g has more columns
-    than rows, the root is taken of the smaller :math:`L^{-1} g (L^{-1} g)^T`.
+    To features whitened by L the change is an orthogonal map: all singular values of its weight are
+    1. Any root of :math:`M^{-1}` serves as :math:`L^{-T}`. Where g has at least as many rows as
+    columns, none is needed: the change is :math:`h (h^T g)^{-1/2}`.
 
-    The bias, which with L is the change of the mean output, is a part of its own, with a root mean
-    square of 1 over the outputs. As one more row of the map it would share a norm of 1 among all of
-    them: too little where outputs have a common offset to learn. A part without an inverse keeps
-    its direction and gets the norm that such a map has, the square root of its rank. `min_norm`
-    acts by the factor min(1, norm / min_norm).
+    The bias, which for whitened features is the change of the mean output, is a part of its own,
+    with a root mean square of 1 over the outputs. As one more row of the map it would share a norm
+    of 1 among all of them: too little where outputs have a common offset to learn. A part without
+    an inverse keeps its direction and gets the norm that such a map has, the square root of its
+    rank. `min_norm` acts by the factor min(1, norm / min_norm).
     """
     roots = _together(root, [_square(part) for part in parts])
 
     def direction(part: Boosted, root: Array | None, norm: Array, inverse: Array) -> Any:
         if root is None or part.inverse is None:
             return _scale(inverse * part.rank**0.5, part.direction)
-        (weight, _), bias = part.pair, part.gradient.bias
-        weight = _matmul(weight, root) if _is_tall(weight) else _matmul(root, weight)
+        if part.is_wide:
+            weight = part.inverse.unwhiten(matmul(root, part.whitened))
+        else:
+            weight = matmul(part.direction.weight, root)
+        bias = part.gradient.bias
         if bias is not None:
             size = jnp.linalg.norm(bias, axis=-1, keepdims=True)
             bias = bias * (bias.shape[-1] ** 0.5 / jnp.where(size > 0, size, 1))
-        theta = _scale(norm * inverse, Theta(weight, bias))
-        held = part.inverse
-        return held.unwhiten(theta) if isinstance(held, Factor) else held.uncentre(theta)
+        return part.inverse.uncentre(_scale(norm * inverse, Theta(weight, bias)))
 
     return list(map(direction, parts, roots, norms, inverses))
 
@@ -158,12 +155,9 @@ def _square(part: Boosted) -> Array | None:
     """The product of L^-1 g with itself, on its smaller side."""
     if part.inverse is None or not part.orthogonalized:
         return None
-    left, right = part.pair
-    return _matmul(left.mT, right) if _is_tall(left) else _matmul(left, right.mT)
-
-
-def _is_tall(matrix: Array) -> bool:
-    return matrix.shape[-2] >= matrix.shape[-1]
+    if part.is_wide:
+        return matmul(part.whitened, part.whitened.mT)
+    return matmul(part.direction.weight.mT, part.centred)
 
 
 def _together(
@@ -189,6 +183,11 @@ NORMS = {
     "spectral": Norm(False, orthogonal, lambda neuron: True),
     "auto": Norm(False, orthogonal, is_orthogonalized),
 }
+
+
+def dot(left: Array, right: Array) -> Array:
+    """The inner product of two arrays."""
+    return jnp.sum(jnp.conj(left) * right)
 
 
 def _scale(scalar: Array, tree: Any) -> Any:

@@ -1,7 +1,9 @@
 """Linear Neuron Boosting as optax transformations."""
 
+from __future__ import annotations
+
+import dataclasses
 import math
-from collections.abc import Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -11,18 +13,18 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
-from ._backprop import Due
-from ._damping import Damping
+from ._average import average_gradient
+from ._features import Residuals, Rows
 from ._guard import at_least_float32, guard
-from ._kernels import dot
-from ._metric import Theta, empty_unless, moments
-from ._moments import Average, judge, no_sizes
+from ._jaxpr import is_parameter, varying_axes
+from ._metric import Damping, Theta
 from ._neurons import Neuron, Neurons
 from ._norms import NORMS, Boosted
 from ._parameters import join, refuse_other_leaves, refuse_positional, split
+from ._sharding import sharded_like
 from ._solvers import Cholesky, Solver
 
-MISSING: Any = object()  # None is said on purpose: a step without features
+MISSING: Any = object()  # tells a forgotten argument from `features=None`
 
 
 class ScaleByLNBState(NamedTuple):
@@ -30,20 +32,20 @@ class ScaleByLNBState(NamedTuple):
 
     Attributes:
       count: steps taken.
-      solver: the solver's state for each neuron, by name; of those that share M, for the first.
+      known: what the solver knows of each neuron's M, by name; of neurons that share M, by the name
+        of the first.
+      memory: what the solver remembers of each neuron, by name.
       norm: sqrt(z) of the last step.
       capped: whether `min_norm` made the last step shorter.
       neuron_norms: the norm of each neuron's own direction in the last step, by name.
-      due: whether the solver has a use for a neuron's features in the next step, if it remembers
-        those of earlier ones.
     """
 
     count: Array
-    solver: dict[str, Any]
+    known: dict[str, Any]
+    memory: dict[str, Any]
     norm: Array
     capped: Array
     neuron_norms: dict[str, Array]
-    due: Due
 
 
 def scale_by_lnb(
@@ -51,8 +53,7 @@ def scale_by_lnb(
     *,
     solver: Solver = Cholesky(),
     norm: str = "auto",
-    damping: ArrayLike = 1.0,
-    relative_damping: bool = True,
+    damping: Damping = 1.0,
     min_norm: ArrayLike = 1e-2,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Replaces gradients by normalised boosted directions.
@@ -65,14 +66,12 @@ def scale_by_lnb(
     Args:
       neurons: what `lnb.find_neurons` found.
       solver: how directions are found: `lnb.Cholesky`, `lnb.CG`, `lnb.Woodbury`, `lnb.Krylov`.
-      norm: which trust region a step is measured in. `"network"`: one for all; `"neuron"`: one for
-        each neuron, and for each parameter of none; `"spectral"`: one each, in the operator norm
-        of the change, for neurons whose metric the solver inverts; `"auto"`: `"spectral"` for
-        layers with at most 256 inputs or outputs, for the others a step of the same length in the
-        direction of `"neuron"`.
-      damping: :math:`\gamma`, not added for biases.
-      relative_damping: whether damping is a multiple of the mean variance of a neuron's features
-        (without a bias: of their mean power).
+      norm: which trust region a step is measured in. `"network"`: one for all neurons; `"neuron"`:
+        one for each; `"spectral"`: one for each, in the operator norm of its change, where the
+        solver inverts M; `"auto"`: `"spectral"` for every layer where it is cheap (at most 256
+        inputs or outputs), `"neuron"` with steps of the same size for the others.
+      damping: :math:`\gamma`, as a multiple of the mean variance of a neuron's features (without a
+        bias: of their mean power), or as it is: `lnb.Absolute(0.1)`. Not added for biases.
       min_norm: norms are raised to at least this, which keeps small gradients' steps small; the
         square root of the paper's :math:`z_0`.
 
@@ -88,44 +87,30 @@ def scale_by_lnb(
         raise TypeError(f"solver={solver!r} is no solver. Pass one, such as solver=lnb.CG().")
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}.")
-    named = {neuron.name: neuron for neuron in neurons}
     trust = NORMS[norm]
-    solvers = {n.name: solver.factored() if trust.needs_factor(n) else solver for n in neurons}
-    damping_ = Damping(damping, relative_damping)
+    solvers = {neuron.name: solver.serving(neuron) for neuron in neurons}
 
-    def holders(thetas: Iterable[str]) -> dict[str, str]:
-        """The neuron under whose name a neuron's state is held: one for all that share M."""
-        first: dict[Any, str] = {}
-        shared = {
-            name: (named[name].gram, trust.needs_factor(named[name]))
-            if solver.remembers(named[name])
-            else name
-            for name in thetas
+    def present(thetas: dict[str, Theta]) -> dict[str, Neuron]:
+        """The neurons that are not masked out, in order; one whose bias is masked out has none."""
+        without_bias = lambda n: dataclasses.replace(n, bias=None, bias_layout=None)
+        return {
+            n.name: without_bias(n) if thetas[n.name].bias is None else n
+            for n in neurons
+            if n.name in thetas
         }
-        return {name: first.setdefault(key, name) for name, key in shared.items()}
-
-    def due(thetas: Iterable[str], step: Array) -> dict[str, Array]:
-        """Of those whose solver has a memory; the others want all features of every step."""
-        remember = (name for name in thetas if solver.remembers(named[name]))
-        return {name: solver.due(named[name], step) for name in remember}
 
     def init_fn(params: Any) -> ScaleByLNBState:
         refuse_other_leaves(params)
-        thetas, _ = split(neurons, params)
-        zero = jnp.zeros((), jnp.result_type(float))
-        held = holders(thetas)
-        solver_state = {
-            name: solvers[name].init(named[name], thetas[name])
-            for name in dict.fromkeys(held.values())
-        }
-        count = jnp.zeros((), jnp.int32)
+        thetas = _zeros(neurons, params)
+        named, zero = present(thetas), jnp.zeros((), jnp.result_type(float))
+        states = {name: solvers[name].init(named[name], thetas[name]) for name in thetas}
         state = ScaleByLNBState(
-            count=count,
-            solver=solver_state,
+            count=jnp.zeros((), jnp.int32),
+            known={name: states[name][0] for name in dict.fromkeys(_holders(named).values())},
+            memory={name: memory for name, (_, memory) in states.items()},
             norm=zero,
             capped=jnp.zeros((), bool),
             neuron_norms=dict.fromkeys(thetas, zero),
-            due=Due(due(thetas, count)),
         )
         return jax.tree.map(jnp.copy, state)  # a buffer each, so that they can be donated
 
@@ -134,94 +119,49 @@ def scale_by_lnb(
     ):
         del params, extra_args
         refuse_positional(further)
-        gradients, rest = split(neurons, at_least_float32(updates))
-        remembered = all(solver.remembers(named[name]) for name in gradients)
-        if features is not None or not remembered:
-            features = _checked(features, named, gradients)
         _check_state(state, jax.eval_shape(init_fn, updates))
-        held, states, boosted = holders(gradients), dict(state.solver), {}
-        waiting = state.due.flags  # until there are features
-        if features is not None:
-            for name, old in states.items():
-                fed = empty_unless(waiting.get(name, True), features[name])
-                states[name] = solvers[name].update(named[name], fed, old, damping_, state.count)
-            waiting = {name: flag & (features[name].count == 0) for name, flag in waiting.items()}
-        for name, gradient in gradients.items():
-            neuron, old = named[name], states[held[name]]
-            direction, new = solvers[name].direction(
-                neuron, features and features[name], gradient, old, damping_
+        args = updates, state, features, jnp.asarray(finite)
+        if features is None or features is MISSING:
+            _refuse_no_features()
+        return sharded_like((updates, state), step, *args)
+
+    def step(updates, state, features, finite):
+        """Lines 5 to 14 of Algorithm 2; the gradient is averaged and decayed elsewhere."""
+        gradients, rest = split(neurons, at_least_float32(updates))
+        named = present(gradients)
+        features = _checked(features, neurons, gradients)
+        held, known, memory, boosted = _holders(named), {}, {}, {}
+        for name, gradient in gradients.items():  # 5: for each neuron
+            neuron, served = named[name], solvers[name]
+            if held[name] == name:  # 6 and 7: the moments of its features
+                known[name] = served.update(
+                    neuron, features[name], state.known[name], damping, state.count
+                )
+            own, old = known[held[name]], state.memory[name]
+            direction, new = served.direction(  # 8 to 10: solve M h = g
+                neuron, features[name], gradient, own, old, damping
             )
-            states[held[name]] = old if new is old else optax.tree.where(finite, new, old)
+            memory[name] = optax.tree.where(finite, new, old)
             boosted[name] = Boosted(
                 gradient,
                 direction,
                 _neuron_rank(neuron, gradient),
-                solvers[name].inverse(neuron, new),
+                served.inverse(neuron, own),
                 trust.orthogonalizes(neuron),
             )
         parts = [*boosted.values(), *(Boosted(g, g, _rank(g)) for g in rest.values())]
-        step = trust(parts, min_norm)
-        count = state.count + 1
-        state = ScaleByLNBState(
-            count=count,
-            solver=states,
-            norm=step.norm,
-            capped=step.capped,
-            neuron_norms=dict(zip(boosted, step.norms, strict=False)),
-            due=Due({name: flag | waiting[name] for name, flag in due(boosted, count).items()}),
-        )
-        directions = iter(step.directions)
+        taken = trust(parts, min_norm)  # 13: the norm; 14: the direction over the norm
+        directions = iter(taken.directions)
         thetas = {name: next(directions) for name in boosted}
+        state = ScaleByLNBState(
+            count=state.count + 1,
+            known=known,
+            memory=memory,
+            norm=taken.norm,
+            capped=taken.capped,
+            neuron_norms=dict(zip(boosted, taken.norms, strict=False)),
+        )
         return join(neurons, updates, thetas, dict(zip(rest, directions, strict=True))), state
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-class AverageGradientState(NamedTuple):
-    """State of `average_gradient`: an average for each parameter, the latest gradients' sizes."""
-
-    averages: list[Average]
-    recent: Array
-
-
-def average_gradient(
-    decay: ArrayLike, nesterov: bool = False
-) -> optax.GradientTransformationExtraArgs:
-    """Replaces gradients by their debiased exponential moving average, outliers left out.
-
-    A gradient that is more than ten times as large as the median of the latest nine is an outlier:
-    steps are normalised, so it alone would say where they go, for hundreds of steps.
-
-    Args:
-      decay: decay of the average.
-      nesterov: whether to look ahead: return what the average would be after the same gradient
-        once more.
-
-    Returns:
-      A transformation.
-    """
-
-    def init_fn(params: Any) -> AverageGradientState:
-        leaves = jax.tree.leaves(params)
-        return AverageGradientState([*map(Average.empty, leaves)], no_sizes(len(leaves)))
-
-    def update_fn(updates, state, params=None, *, finite=True, **extra_args):
-        del params, extra_args
-        leaves, tree = jax.tree.flatten(updates)
-        norm = lambda leaf: jnp.sqrt(jnp.real(dot(leaf, leaf))).astype(state.recent.dtype)
-        sizes = jnp.stack([*map(norm, leaves)])
-        held = jnp.stack([average.size for average in state.averages])
-        recent, factor, stale = judge(state.recent, sizes, held)
-        # A bad first example is in all gradients, though not in all as plainly.
-        sizes, stale = factor * sizes, finite & jnp.any(stale)
-        averages, ahead = [], []
-        for i, (leaf, old) in enumerate(zip(leaves, state.averages, strict=True)):
-            leaf = leaf * factor[i].astype(leaf.dtype)
-            averages.append(old.absorb(leaf, decay, finite, stale, sizes[i]))
-            ahead.append(averages[i].absorb(leaf, decay, finite) if nesterov else averages[i])
-        averaged = jax.tree.unflatten(tree, [average.value for average in ahead])
-        recent = jnp.where(finite, recent, state.recent)
-        return averaged, AverageGradientState(averages, recent)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -234,8 +174,7 @@ def lnb(
     norm: str = "auto",
     gradient_decay: ArrayLike = 0.9,
     nesterov: bool = True,
-    damping: ArrayLike = 1.0,
-    relative_damping: bool = True,
+    damping: Damping = 1.0,
     min_norm: ArrayLike = 1e-2,
     weight_decay: float | Array = 1e-4,
     weight_decay_mask: Any = None,
@@ -265,7 +204,6 @@ def lnb(
       gradient_decay: decay of the gradient's moving average.
       nesterov: whether that average looks one step ahead.
       damping: see `lnb.scale_by_lnb`.
-      relative_damping: see `lnb.scale_by_lnb`.
       min_norm: see `lnb.scale_by_lnb`.
       weight_decay: the paper's :math:`\rho`; biases decay too.
       weight_decay_mask: a pytree of booleans, or a function from parameters to one: what decays.
@@ -297,7 +235,6 @@ def lnb(
         solver=solver,
         norm=norm,
         damping=damping,
-        relative_damping=relative_damping,
         min_norm=min_norm,
     )
     return guard(
@@ -315,8 +252,22 @@ def _check_learning_rate(learning_rate: Any) -> None:
         raise ValueError(f"learning_rate={learning_rate} should be a number that is not negative.")
 
 
+def _holders(named: dict[str, Neuron]) -> dict[str, str]:
+    """The neuron under whose name a neuron's M is held: the first of those fed the same rows."""
+    first: dict[Any, str] = {}
+    key = lambda n: (n.fed, n.bias is None) if n.has_matrix else n.name
+    return {name: first.setdefault(key(neuron), name) for name, neuron in named.items()}
+
+
+def _zeros(neurons: Neurons, params: Any) -> dict[str, Theta]:
+    """Zeros for the parameters of each neuron, on no particular device."""
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_parameter(x) else x
+    thetas, _ = jax.eval_shape(lambda p: split(neurons, p), jax.tree.map(shape, params))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), thetas)
+
+
 def _neuron_rank(neuron: Neuron, theta: Theta) -> int:
-    if not neuron.has_gram:
+    if not neuron.has_matrix:
         return min(neuron.d_in, neuron.d_out)
     blocks, inputs, outputs = theta.weight.shape
     bias = 0 if theta.bias is None else outputs
@@ -333,8 +284,9 @@ def _check_state(state: ScaleByLNBState, expected: ScaleByLNBState) -> None:
     """Refuses a state that another optimizer made: what it holds would mean something else."""
     if not isinstance(state, ScaleByLNBState):
         raise TypeError(f"this is no state of lnb.scale_by_lnb but {type(state).__name__}.")
-    for name in {**expected.solver, **state.solver}:
-        here, there = expected.solver.get(name), state.solver.get(name)
+    theirs, ours = ({**s.memory, **s.known} for s in (state, expected))
+    for name in {**ours, **theirs}:
+        here, there = ours.get(name), theirs.get(name)
         shapes = lambda tree: [leaf.shape for leaf in jax.tree.leaves(tree)]
         same = jax.tree.structure(here) == jax.tree.structure(there)
         if not same or shapes(here) != shapes(there):
@@ -346,31 +298,53 @@ def _check_state(state: ScaleByLNBState, expected: ScaleByLNBState) -> None:
             )
 
 
-def _checked(features: Any, named: dict[str, Neuron], gradients: dict[str, Theta]) -> Any:
-    """The features, if they are those of these neurons."""
-    if features is None or features is MISSING:
-        raise ValueError(
-            "LNB needs the features of the batch that the gradients come from:\n"
-            "    value, grads, features = lnb.backprop(loss_fn, neurons)(params, batch)\n"
-            "    updates, state = optimizer.update(grads, state, params, features=features)\n"
-            "apply_gradients of Flax's TrainState cannot pass them on. Write instead:\n"
-            "    updates, opt_state = state.tx.update(\n"
-            "        grads, state.opt_state, state.params, features=features)\n"
-            "    params = optax.apply_updates(state.params, updates)\n"
-            "    state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)"
-        )
+def _refuse_no_features() -> None:
+    raise ValueError(
+        "LNB needs the features of the batch that the gradients come from:\n"
+        "    value, grads, features = lnb.backprop(loss_fn, neurons)(params, batch)\n"
+        "    updates, state = optimizer.update(grads, state, params, features=features)\n"
+        "apply_gradients of Flax's TrainState cannot pass them on. Write instead:\n"
+        "    updates, opt_state = state.tx.update(\n"
+        "        grads, state.opt_state, state.params, features=features)\n"
+        "    params = optax.apply_updates(state.params, updates)\n"
+        "    state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)"
+    )
+
+
+def _checked(features: Any, neurons: Neurons, gradients: dict[str, Theta]) -> Any:
+    """The features, if they are those of these neurons; averaged as their gradients are."""
     advice = "Give `lnb.backprop` and the optimizer the same `neurons`."
+    named = {neuron.name: neuron for neuron in neurons}
     for name in features:
         if name not in named:
             raise ValueError(f"There are features for {name!r}, which is no neuron here. {advice}")
-    for name, gradient in gradients.items():
+    for name in gradients:
         if name not in features:
             raise ValueError(f"There are no features for the neuron {name!r}. {advice}")
-        expected = gradient.weight.shape[:2]
-        shape = jax.eval_shape(moments, features[name]).square.shape
-        if shape != expected:
+        if not _fits(features[name], named[name]):
             raise ValueError(
-                f"The features of the neuron {name!r} have [blocks, inputs] = {list(shape)}, "
-                f"its weight has {list(expected)}. {advice}"
+                f"The features of {name!r} are those of another neuron: they are for weights of "
+                f"{_seen_shapes(features[name])}, not of {list(named[name].layout.shape)}. {advice}"
             )
-    return features
+    devices = tuple(sorted(varying_axes(features) - varying_axes(gradients)))
+    return {name: own.averaged_over(devices) if devices else own for name, own in features.items()}
+
+
+def _fits(features: Any, neuron: Neuron) -> bool:
+    """Whether features are those of a neuron, and have the shapes that they had."""
+    if isinstance(features, Residuals):
+        return features.layout == neuron.layout and not neuron.has_matrix
+    if not isinstance(features, Rows):
+        return False
+    if neuron.has_matrix:
+        own = neuron.layout, neuron.bias_layout
+        if any((site.layout, site.bias_layout) != own for site in features.sites):
+            return False
+    shapes = (site.layout.shape == neuron.layout.shape for site in features.sites)
+    kept = (site.arrangement.kept(x.shape) for site, x, _ in features)
+    return all(shapes) and all(kept)
+
+
+def _seen_shapes(features: Any) -> Any:
+    layouts = [s.layout for s in features.sites] if isinstance(features, Rows) else []
+    return [list(layout.shape) for layout in layouts] or type(features).__name__

@@ -15,7 +15,6 @@ _POLYNOMIALS = (
     (14.030877, -134.360839, 444.172592, -569.111995, 247.143185),
     (5.83110211, -24.80119376, 46.84321547, -41.74451062, 18.76865388, -4.12531796, 0.35237997),
 )
-_PRODUCTS = 8
 
 
 def newton_schulz(matrix: Array) -> Array:
@@ -36,11 +35,6 @@ def newton_schulz(matrix: Array) -> Array:
         factor = _polynomial(coefficients, matrix, _matmul(matrix, matrix))
         root = _matmul(root, factor)
     return root / jnp.sqrt(size * bound)
-
-
-def newton_schulz_flops(size: int) -> float:
-    """Of `newton_schulz` of one matrix."""
-    return _PRODUCTS * 2.0 * size**3
 
 
 def _polynomial(coefficients: Sequence[float], matrix: Array, square: Array) -> Array:

@@ -7,7 +7,8 @@ import jax
 import optax
 from jax import Array
 
-from ._interpret import Layout, accumulator, is_array, is_parameter, path_name
+from ._features import Layout, accumulator
+from ._jaxpr import is_array, is_parameter, path_name
 from ._metric import Features, Theta, product
 from ._neurons import Neurons
 
@@ -78,7 +79,7 @@ def metric_product(neurons: Neurons, features: Mapping[str, Features], vector: A
 
     Args:
       neurons: the `Neurons`.
-      features: what `backprop` or `features` returned.
+      features: what `backprop` or `forward_features` returned.
       vector: a tree shaped like the parameters.
 
     Returns:
@@ -89,9 +90,13 @@ def metric_product(neurons: Neurons, features: Mapping[str, Features], vector: A
         if name not in features:
             raise ValueError(
                 f"there are no features for the neuron {name!r}, but for {', '.join(features)}. "
-                "Take them with the same neurons: lnb.features(loss_fn, neurons)(params, batch)."
+                "Take them with the same neurons: lnb.backprop(loss_fn, neurons)(params, batch)."
             )
-    products = {name: product(features[name], theta) for name, theta in thetas.items()}
+    products = {
+        n.name: product(features[n.name], thetas[n.name], n.layout, n.bias_layout)
+        for n in neurons
+        if n.name in thetas
+    }
     return join(neurons, vector, products, rest)
 
 

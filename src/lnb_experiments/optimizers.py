@@ -76,9 +76,9 @@ def from_features(
 
     def make_method(problem: Problem, params, batch, key) -> Method:
         neurons = lnb.find_neurons(problem.loss, params, batch, key, **settings)
+        backprop = lnb.backprop(problem.loss, neurons)
 
         def step(learning_rate, params, state, batch, key):
-            backprop = lnb.backprop(problem.loss, neurons, opt_state=state)
             loss, gradients, features = backprop(params, batch, key)
             optimizer = make(learning_rate, neurons)
             updates, state = optimizer.update(gradients, state, params, features=features)
@@ -137,12 +137,12 @@ OPTIMIZERS: dict[str, Optimizer] = {
     ),
     "algorithm1": Optimizer(
         "the paper's Algorithm 1: whole batches, conjugate gradients to the end",
-        from_features(lnb.algorithm1),
+        from_features(lnb.algorithm1, rows="all"),
         (0.003, 0.3),
     ),
     "algorithm2": Optimizer(
         "the paper's Algorithm 2: two steps of conjugate gradients",
-        from_features(lnb.algorithm2),
+        from_features(lnb.algorithm2, rows="all"),
         (0.01, 1.0),
     ),
     "sgd": Optimizer(

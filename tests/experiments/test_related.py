@@ -11,11 +11,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import lnb
-from lnb._errors import regressions
 from lnb_experiments import related
 from lnb_experiments.data import types
 from lnb_experiments.method import MethodError, Problem
 from lnb_experiments.related.levenberg_marquardt import gauss_newton
+from lnb_experiments.related.regressions import regressions
 
 N, D, H, OUT = 64, 5, 7, 3
 
@@ -168,7 +168,7 @@ def test_locoprop_ends_at_boosting_and_begins_with_the_gradient(x64, bias):
 @pytest.mark.parametrize("bias", [True, False])
 def test_boosted_backprop_regresses_on_the_errors(x64, bias):
     params, batch = network(bias)
-    neurons = lnb.find_neurons(PROBLEM.loss, params, batch, None, metric="matrix-free")
+    neurons = lnb.find_neurons(PROBLEM.loss, params, batch, None, rows="all")
     backprop = jax.jit(regressions(PROBLEM.loss, neurons))
     value, gradients, found = backprop(params, batch, None)
     assert_close(value, PROBLEM.loss(params, batch, None))
@@ -236,7 +236,7 @@ def test_rows_and_errors_belong_together(x64, model):
     x = jnp.asarray(rng.normal(size=x_shape))
     params = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
     loss = lambda params, x: jnp.mean(jnp.sin(model(params, x)))
-    neurons = lnb.find_neurons(loss, params, x, metric="matrix-free")
+    neurons = lnb.find_neurons(loss, params, x, rows="all")
     _, gradients, found = jax.jit(regressions(loss, neurons))(params, x)
     assert {n.kind for n in neurons} >= {"dense", "conv" if model is convolution else "scale"}
     for neuron in neurons:
@@ -261,6 +261,21 @@ def test_boosted_backprop_says_what_it_cannot_do():
     batch = examples(jnp.zeros(N, jnp.int32), jnp.ones((N, D)))
     with pytest.raises(ValueError, match="'w1' has no features that stand as rows"):
         related.boosted_backprop(Problem(lookup, objective), params, batch, None)
+
+    def repeated(params, batch, key):
+        weights = jnp.broadcast_to(params["w1"], (N, D, D))
+        return jnp.einsum("bd,bdo->bo", batch.inputs, weights)
+
+    batch = examples(jnp.ones((N, D)), jnp.ones((N, D)))
+    with pytest.raises(ValueError, match="'w1' is repeated along an axis"):
+        related.boosted_backprop(Problem(repeated, objective), params, batch, None)
+
+
+def test_regressions_need_all_rows():
+    params, batch = network()
+    neurons = lnb.find_neurons(PROBLEM.loss, params, batch, None)
+    with pytest.raises(ValueError, match='rows="all"'):
+        regressions(PROBLEM.loss, neurons)
 
 
 def factorization(rows, columns, n, seed=0):

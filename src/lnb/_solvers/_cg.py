@@ -1,8 +1,9 @@
 """Preconditioned conjugate gradients, the solver of the paper's Algorithm 2."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,21 +11,23 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
-from .._damping import Damping, damped_product
-from .._kernels import finite_or_zero
-from .._metric import Moments, Theta, count, moments
-from .._moments import Average, judge, no_sizes, preconditioner
+from .._inverse import preconditioner
+from .._metric import (
+    Damping,
+    Theta,
+    damped_product,
+    damping_constant,
+    diagonal_moments,
+)
 from .._neurons import Neuron
 from ._protocol import Solver, check_settings
+from ._running import Running
 
 
-class CGState(NamedTuple):
-    """What `CG` remembers about a neuron."""
+class CGMemory(NamedTuple):
+    """What `CG` remembers of a neuron's last solve."""
 
     direction: Theta
-    first: Average
-    square: Average
-    recent: Array  # how large the features of the latest batches were
     residual: Array
 
 
@@ -50,41 +53,38 @@ class CG(Solver):
     def __post_init__(self) -> None:
         check_settings(self.mean_decay, self.second_decay)
 
-    def init(self, neuron: Neuron, theta: Theta) -> CGState:
-        moment = Average.empty(theta.weight[:, :, 0])
+    def init(self, neuron: Neuron, theta: Theta) -> tuple[Running, CGMemory]:
+        moment = jnp.zeros_like(theta.weight[:, :, 0])
         residual = jnp.zeros((), theta.weight.dtype)
-        return CGState(optax.tree.zeros_like(theta), moment, moment, no_sizes(), residual)
+        return Running.empty(moment, moment), CGMemory(optax.tree.zeros_like(theta), residual)
 
     def update(
-        self, neuron: Neuron, features: Any, state: CGState, damping: Damping, step: Array
-    ) -> CGState:
-        first, square = moments(features)
-        first = jnp.zeros_like(square) if first is None else first
-        seen = (count(features) > 0) & jnp.isfinite(jnp.sum(square))
-        first, square = finite_or_zero(first), finite_or_zero(square)
-        size = jnp.sqrt(jnp.sum(square)).astype(state.recent.dtype)
-        recent, factor, stale = judge(state.recent, size, state.square.size)
-        size, factor, stale = factor * size, factor.astype(square.dtype), seen & stale
-        first, square = factor * first, factor**2 * square
-        return state._replace(
-            first=state.first.absorb(first, self.mean_decay, seen, stale, size),
-            square=state.square.absorb(square, self.second_decay, seen, stale, size),
-            recent=jnp.where(seen, recent, state.recent),
-        )
+        self, neuron: Neuron, features: Any, known: Running, damping: Damping, step: Array
+    ) -> Running:
+        """Algorithm 2, lines 6 and 7: running means of x and x * x."""
+        batch = diagonal_moments(features, neuron.layout)
+        return known.absorb(batch, (self.mean_decay, self.second_decay), features.count > 0)
 
     def direction(
-        self, neuron: Neuron, features: Any, gradient: Theta, state: CGState, damping: Damping
-    ) -> tuple[Theta, CGState]:
-        bias = gradient.bias is not None and neuron.has_gram  # without a gram there is no mean
-        running = Moments(state.first.value, state.square.value)
-        gamma = damping.gamma(neuron.kind, running, bias)
+        self,
+        neuron: Neuron,
+        features: Any,
+        gradient: Theta,
+        known: Running,
+        memory: CGMemory,
+        damping: Damping,
+    ) -> tuple[Theta, CGMemory]:
+        """Algorithm 2, lines 8 to 10."""
+        bias = gradient.bias is not None and neuron.has_matrix  # otherwise there is no mean
+        running = known.moments
+        gamma = damping_constant(damping, neuron.kind, running, bias)
         precondition = preconditioner(neuron.kind, running, bias, self.shrinkage, damping).solve
-        product = partial(damped_product, features, gamma)
-        direction, residual = _solve(product, precondition, gradient, state.direction, self.steps)
+        product = damped_product(features, gamma, neuron.layout, neuron.bias_layout)
+        direction, residual = _solve(product, precondition, gradient, memory.direction, self.steps)
         # A branch not taken has no features: M says nothing, P still knows the earlier ones.
-        direction = optax.tree.where(count(features) > 0, direction, precondition(gradient))
+        direction = optax.tree.where(features.count > 0, direction, precondition(gradient))
         residual = _ratio(optax.tree.norm(residual), optax.tree.norm(gradient))
-        return direction, state._replace(direction=direction, residual=residual)
+        return direction, CGMemory(direction, residual)
 
 
 def _solve(
@@ -98,7 +98,7 @@ def _solve(
 
     1. The start is scaled to the best multiple of itself. However stale it is, the quadratic
        h.Mh / 2 - h.g is then at most 0, and stays so as it descends: h.g >= h.Mh / 2 >= 0.
-    2. A ratio with nothing below is 0, so a zero gradient has a zero direction.
+    2. A ratio whose denominator is 0 is 0, so a zero gradient has a zero direction.
     """
     vdot, add_scale = optax.tree.vdot, optax.tree.add_scale
     image = product(start)

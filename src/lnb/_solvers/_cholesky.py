@@ -1,119 +1,94 @@
 """A running second moment, inverted every so often."""
 
-import functools
-from dataclasses import dataclass, field, replace
+from __future__ import annotations
+
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._cost import EVERY
-from .._damping import Damping
-from .._inverse import Factor, Inverse, inverse_root, invert
-from .._metric import Gram, Theta, count, gram
+from .._inverse import Inverse, invert
+from .._metric import Damping, Theta, moments
 from .._neurons import Neuron
+from .._plan import EVERY, is_inverted
 from ._cg import CG
 from ._protocol import Solver, check_settings
 from ._running import Running
 
 
-class CholeskyState(NamedTuple):
-    """What `Cholesky` remembers about a neuron.
+class InverseState(NamedTuple):
+    """What `Cholesky` knows of a neuron's M.
 
     Attributes:
       running: moments.
-      matrix: that of their inverse, or of its factor.
+      inverse: of the damped running covariance (without a bias, of the second moment).
     """
 
     running: Running
-    matrix: Array
-
-
-class FactoredState(CholeskyState):
-    """The same, where the matrix is the factor: a type of its own, since one is not the other."""
+    inverse: Array
 
 
 @dataclass(frozen=True)
 class Cholesky(Solver):
     """Exact directions for a running metric: the paper's second online option.
 
-    Every so often it is a neuron's turn: its features join the running second moment, and that is
-    factorised and inverted. Turns are frequent at first, and different neurons have theirs at
-    different steps. The metric of a lookup or a scale is diagonal and needs no factorisation.
-    Neurons without a gram, those used in two orientations, are left to another solver.
+    Every so often a neuron's M is refreshed: its features join the running second moment, and that
+    is inverted. This is frequent at first, and different neurons have it at different steps. The
+    metric of a lookup or a scale is diagonal and needs no factorisation.
 
     Args:
-      decay: decay of the running moments in one step; from turn to turn it is a power of that.
-      every: steps from one turn to the next, once training has gone on for a while.
-      fallback: the solver for neurons without a gram.
-      factors: whether to hold the inverse as a factor, as `norm="spectral"` asks for by itself.
+      decay: decay of the running moments in one step; from one refresh to the next it is a power
+        of that.
+      every: steps from one refresh to the next, once training has gone on for a while.
+      fallback: the solver for neurons that are used in two orientations, or have too many inputs.
     """
 
     decay: float = 0.95
     every: int = EVERY
     fallback: Solver = field(default_factory=CG)
-    factors: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
 
-    def factored(self) -> "Cholesky":
-        return replace(self, fallback=self.fallback.factored(), factors=True)
+    def serving(self, neuron: Neuron) -> Solver:
+        return self if is_inverted(neuron) else self.fallback
 
-    def init(self, neuron: Neuron, theta: Theta) -> Any:
-        if not neuron.has_gram:
-            return self.fallback.init(neuron, theta)
-        running = Running.empty(neuron, theta)
-        # Until the first factorisation succeeds, M = I.
+    def init(self, neuron: Neuron, theta: Theta) -> tuple[InverseState, tuple]:
         blocks, inputs, _ = theta.weight.shape
-        identity = jnp.ones((blocks, inputs), theta.weight.dtype)
-        if not running.is_diagonal:
-            identity = identity[..., None] * jnp.eye(inputs, dtype=identity.dtype)[None]
-        return (FactoredState if self.factors else CholeskyState)(running, identity)
+        first = jnp.zeros((blocks, inputs), theta.weight.dtype)
+        if neuron.kind == "lookup" or inputs == 1:
+            return InverseState(Running.empty(first, first), jnp.ones_like(first)), ()
+        # Until the first refresh succeeds, M = I.
+        identity = jnp.broadcast_to(jnp.eye(inputs, dtype=first.dtype), (blocks, inputs, inputs))
+        return InverseState(Running.empty(first, jnp.zeros_like(identity)), identity), ()
 
     def update(
-        self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
-    ) -> Any:
-        if not neuron.has_gram:
-            return self.fallback.update(neuron, features, state, damping, step)
+        self, neuron: Neuron, features: Any, known: InverseState, damping: Damping, step: Array
+    ) -> InverseState:
+        interval = lax.min(1 + lax.div(step, jnp.int32(self.every)), jnp.int32(self.every))
+        due = lax.rem(step + neuron.fed % self.every, interval) == 0
+        due |= known.running.second.mass == 0  # no features so far
 
-        refresh = lambda: self._refresh(neuron.kind, gram(features), state, damping, step)
-        return lax.cond(count(features) > 0, refresh, lambda: state)
+        def refresh() -> InverseState:
+            decay = self.decay ** interval.astype(known.running.second.mass.dtype)
+            running = known.running.absorb(moments(features), (decay, decay))
+            inverse = invert(running.moments, neuron.kind, neuron.bias is not None, damping)
+            # A factorisation that failed is NaN: the old one stays.
+            return InverseState(running, jnp.where(jnp.isfinite(inverse), inverse, known.inverse))
 
-    @functools.partial(jax.jit, static_argnums=(0, 1))  # traced once for all neurons of a shape
-    def _refresh(
-        self, kind: str, batch: Gram | None, state: CholeskyState, damping: Damping, step: Array
-    ) -> CholeskyState:
-        interval = self._interval(step).astype(state.running.average.mass.dtype)
-        running = state.running.absorb(batch, self.decay**interval)
-        metric = running.metric(kind, damping)
-        matrix = inverse_root(metric) if self.factors else invert(metric)
-        # A factorisation that failed is NaN all over: the old one stays.
-        return type(state)(running, jnp.where(jnp.isfinite(matrix), matrix, state.matrix))
-
-    def due(self, neuron: Neuron, step: Array) -> Array:
-        """At every step at first, then more and more rarely, and not all at the same step."""
-        if not neuron.has_gram:
-            return self.fallback.due(neuron, step)
-        return lax.rem(step + neuron.turn % self.every, self._interval(step)) == 0
-
-    def _interval(self, step: Array) -> Array:
-        """Steps from one turn to the next, at this time."""
-        return lax.min(1 + lax.div(step, jnp.int32(self.every)), jnp.int32(self.every))
-
-    def remembers(self, neuron: Neuron) -> bool:
-        return neuron.has_gram or self.fallback.remembers(neuron)
+        return lax.cond(due & (features.count > 0), refresh, lambda: known)
 
     def direction(
-        self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping
-    ) -> tuple[Theta, Any]:
-        if not neuron.has_gram:
-            return self.fallback.direction(neuron, features, gradient, state, damping)
-        return self._held(state).solve(gradient), state
+        self,
+        neuron: Neuron,
+        features: Any,
+        gradient: Theta,
+        known: InverseState,
+        memory: tuple,
+        damping: Damping,
+    ) -> tuple[Theta, tuple]:
+        return self.inverse(neuron, known).solve(gradient), ()
 
-    def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
-        return self._held(state) if neuron.has_gram else self.fallback.inverse(neuron, state)
-
-    def _held(self, state: CholeskyState) -> Inverse:
-        return (Factor if self.factors else Inverse)(state.running.first, state.matrix)
+    def inverse(self, neuron: Neuron, known: InverseState) -> Inverse:
+        return Inverse(known.running.first.value, known.inverse)

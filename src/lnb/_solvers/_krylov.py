@@ -1,8 +1,9 @@
 """Any linear solver that asks for products only, as in the paper's Algorithm 1."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,15 +12,14 @@ import jax.scipy.sparse.linalg
 import optax
 from jax import Array
 
-from .._damping import Damping, damped_product
-from .._metric import Theta, moments
-from .._moments import preconditioner
+from .._inverse import preconditioner
+from .._metric import Damping, Theta, damped_product, damping_constant, diagonal_moments
 from .._neurons import Neuron
 from ._protocol import Solver
 
 
-class KrylovState(NamedTuple):
-    """What `Krylov` remembers about a neuron: nothing that the next solve would use."""
+class KrylovMemory(NamedTuple):
+    """What `Krylov` remembers of a neuron: nothing that the next solve would use."""
 
     residual: Array
 
@@ -36,15 +36,24 @@ class Krylov(Solver):
 
     solve: Callable[..., tuple[Any, Any]] = jax.scipy.sparse.linalg.cg
 
-    def init(self, neuron: Neuron, theta: Theta) -> KrylovState:
-        return KrylovState(jnp.zeros((), theta.weight.dtype))
+    def init(self, neuron: Neuron, theta: Theta) -> tuple[tuple, KrylovMemory]:
+        return (), KrylovMemory(jnp.zeros((), theta.weight.dtype))
 
     def direction(
-        self, neuron: Neuron, features: Any, gradient: Theta, state: KrylovState, damping: Damping
-    ) -> tuple[Theta, KrylovState]:
-        batch = jax.tree.map(lambda x: x.astype(gradient.weight.dtype), moments(features))
-        bias = gradient.bias is not None and neuron.has_gram  # without a gram there is no mean
-        product = partial(damped_product, features, damping.gamma(neuron.kind, batch, bias))
+        self,
+        neuron: Neuron,
+        features: Any,
+        gradient: Theta,
+        known: tuple,
+        memory: KrylovMemory,
+        damping: Damping,
+    ) -> tuple[Theta, KrylovMemory]:
+        """Algorithm 1, lines 5 and 6."""
+        batch = diagonal_moments(features, neuron.layout)
+        batch = jax.tree.map(lambda x: x.astype(gradient.weight.dtype), batch)
+        bias = gradient.bias is not None and neuron.has_matrix  # otherwise there is no mean
+        gamma = damping_constant(damping, neuron.kind, batch, bias)
+        product = damped_product(features, gamma, neuron.layout, neuron.bias_layout)
         precondition = preconditioner(neuron.kind, batch, bias, 0.0, damping).solve
         direction, _ = self.solve(product, gradient, M=precondition)
         # Solvers divide by h.Mh, which is zero for a dead neuron: that one does not move.
@@ -52,4 +61,4 @@ class Krylov(Solver):
         direction = optax.tree.where(finite, direction, optax.tree.zeros_like(direction))
         error = optax.tree.norm(optax.tree.sub(product(direction), gradient))
         size = optax.tree.norm(gradient)
-        return direction, KrylovState(error / jnp.where(size > 0, size, 1))
+        return direction, KrylovMemory(error / jnp.where(size > 0, size, 1))

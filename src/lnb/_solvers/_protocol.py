@@ -1,13 +1,13 @@
 """What a solver is."""
 
+from __future__ import annotations
+
 from typing import Any, Protocol
 
-import jax.numpy as jnp
 from jax import Array
 
-from .._damping import Damping
 from .._inverse import Inverse
-from .._metric import Theta
+from .._metric import Damping, Features, Theta
 from .._neurons import Neuron
 
 
@@ -15,53 +15,45 @@ class Solver(Protocol):
     """Finds directions: M h = g, one neuron at a time.
 
     A solver is a frozen dataclass whose fields are its settings. Subclass this and write
-    `direction`; what the solver remembers about a neuron is a pytree of its own choice. All methods
-    are pure. If the state has a field `residual`, the relative error |M h - g| / |g| of the last
+    `direction`. What it remembers comes in two parts, pytrees of its own choice: what it knows of
+    M, which neurons that are fed the same rows share; and a memory for each neuron. All methods are
+    pure. If the memory has a field `residual`, the relative error |M h - g| / |g| of the last
     direction, `lnb.diagnostics` reports it.
     """
 
-    def init(self, neuron: Neuron, theta: Theta) -> Any:
-        """The state before the first step; `theta` gives shapes and dtypes."""
+    def init(self, neuron: Neuron, theta: Theta) -> tuple[Any, Any]:
+        """What is known of M, and the memory, before the first step; `theta` gives shapes."""
         del neuron, theta
-        return ()
+        return (), ()
 
     def update(
-        self, neuron: Neuron, features: Any, state: Any, damping: Damping, step: Array
+        self, neuron: Neuron, features: Features, known: Any, damping: Damping, step: Array
     ) -> Any:
-        """Absorbs the features of this step's batch; none, if these count nothing.
-
-        They are empty unless it was the neuron's turn; `step` is the number of steps before.
-        """
+        """What is known of M after this step's batch; `step` is the number of steps before."""
         del neuron, features, damping, step
-        return state
-
-    def due(self, neuron: Neuron, step: Array) -> Array:
-        """Whether `update` has a use for features at a step; if not, they may be empty."""
-        del neuron, step
-        return jnp.asarray(True)
-
-    def remembers(self, neuron: Neuron) -> bool:
-        """Whether directions need no features, once there were some.
-
-        The state is then made from features alone, and neurons that are fed alike share it.
-        """
-        del neuron
-        return False
+        return known
 
     def direction(
-        self, neuron: Neuron, features: Any, gradient: Theta, state: Any, damping: Damping
+        self,
+        neuron: Neuron,
+        features: Features,
+        gradient: Theta,
+        known: Any,
+        memory: Any,
+        damping: Damping,
     ) -> tuple[Theta, Any]:
-        """The direction and the next state. `state` comes from `update` on the same features."""
+        """The direction and the next memory. `known` comes from `update` on the same features."""
         ...
 
-    def factored(self) -> "Solver":
-        """The same solver, with inverses as factors where it can have them."""
-        return self
-
-    def inverse(self, neuron: Neuron, state: Any) -> Inverse | None:
+    def inverse(self, neuron: Neuron, known: Any) -> Inverse | None:
         """That of M, where the solver has it: `norm="spectral"` needs it."""
-        del neuron, state
+        del neuron, known
         return None
+
+    def serving(self, neuron: Neuron) -> Solver:
+        """The solver that serves a neuron: another one, where this one cannot."""
+        del neuron
+        return self
 
 
 def check_settings(*decays: float, **counts: int) -> None:

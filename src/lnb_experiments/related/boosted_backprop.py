@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import lnb
-from lnb._errors import Regression, regressions
 from lnb._metric import Theta
 from lnb._parameters import join, split
 
 from ..method import Method, MethodError, Problem
 from .neurons import damped, descend
+from .regressions import Regression, regressions
 
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -39,7 +39,7 @@ def boosted_backprop(
     Returns:
       The method. It keeps no state.
     """
-    neurons = lnb.find_neurons(problem.loss, params, batch, key, metric="matrix-free")
+    neurons = lnb.find_neurons(problem.loss, params, batch, key, rows="all")
     backprop = regressions(problem.loss, neurons)
     try:
         jax.eval_shape(backprop, params, batch, key)
@@ -94,5 +94,5 @@ def _unit(regression: Regression, learner: Theta) -> Theta:
 
 
 def _reciprocal(norm: Array) -> Array:
-    """1 / norm; a learner of nothing stays nothing."""
+    """1 / norm, or 0 where the norm is 0."""
     return jnp.where(norm > 0, 1 / norm, 0)

@@ -4,6 +4,7 @@ Benzing, ICML 2022. The gradient of a weight is multiplied by the inverse of a r
 E[x x^T], which is inverted now and then. Biases are not part of it.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 import lnb
-from lnb._moments import Average
+from lnb._average import Average
+from lnb._metric import moments
 from lnb._parameters import split
 
 from ..method import Method, Problem
-from .neurons import damped, descend, direct, means, multiply
+from .neurons import damped, descend, direct, multiply
 
 
 class FOOFState(NamedTuple):
@@ -60,9 +62,9 @@ def foof(
     Returns:
       The method.
     """
-    neurons = lnb.find_neurons(problem.loss, params, batch, key)
-    backprop = lnb.backprop(problem.loss, neurons)
-    solved = [neuron for neuron in neurons if neuron.kind != "identity" and neuron.has_gram]
+    neurons = lnb.find_neurons(problem.loss, params, batch, key, rows="all")
+    backprop: Callable[..., Any] = lnb.backprop(problem.loss, neurons)
+    solved = [neuron for neuron in neurons if neuron.kind != "identity" and neuron.has_matrix]
 
     def init(params: Any) -> FOOFState:
         thetas, _ = split(neurons, params)
@@ -80,7 +82,7 @@ def foof(
         loss, gradients, features = backprop(params, batch, key)
         trace = jax.tree.map(lambda m, g: momentum * m + g, state.momentum, gradients)
         second = {
-            name: average.absorb(means(features[name]).second, decay)
+            name: average.absorb(moments(features[name]).second, decay)
             for name, average in state.second.items()
         }
         inverse = lax.cond(

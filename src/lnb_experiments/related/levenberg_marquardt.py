@@ -20,12 +20,12 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
 import lnb
-from lnb._inverse import Inverse, invert
+from lnb._inverse import Inverse, inverse
 from lnb._metric import moments
 from lnb._parameters import join, split
 
 from ..method import Method, MethodError, Problem
-from .neurons import damped, means
+from .neurons import centred, damped
 
 DENSE_LIMIT = 20_000  # parameters; their matrix would take 1.6 GB in float32
 
@@ -72,8 +72,8 @@ def levenberg_marquardt(
       The method. A learning rate of 1 makes it the classical one.
     """
     dense = _is_dense(solver, sum(leaf.size for leaf in jax.tree.leaves(params)))
-    neurons = lnb.find_neurons(problem.loss, params, batch, key)
-    features = lnb.features(problem.loss, neurons)
+    neurons = lnb.find_neurons(problem.loss, params, batch, key, rows="all")
+    features = lnb.forward_features(problem.loss, neurons)
 
     def init(params: Any) -> LevenbergMarquardtState:
         dtype = jnp.result_type(*jax.tree.leaves(params))
@@ -93,8 +93,8 @@ def levenberg_marquardt(
             change = -jax.scipy.linalg.solve(matrix, gradient, assume_a="pos")
         else:
             fed = features(params, batch, key)
-            inverse = _preconditioner(neurons, fed, unravel(signs), unravel(image), shift)
-            whiten = lambda vector: ravel_pytree(inverse(unravel(vector)))[0]
+            precondition = _preconditioner(neurons, fed, unravel(signs), unravel(image), shift)
+            whiten = lambda vector: ravel_pytree(precondition(unravel(vector)))[0]
             change = -cg(system, gradient, tol=tolerance, maxiter=cg_steps, M=whiten)[0]
         change = jnp.asarray(learning_rate, change.dtype) * change
         trial = problem.loss(unravel(flat + change), batch, key)
@@ -133,24 +133,24 @@ def _preconditioner(
             continue
         weight, bias = thetas[neuron.name]
         curvature = _mean_diagonal(weight, images[neuron.name].weight)
-        if not neuron.has_gram:
+        if not neuron.has_matrix:
             ones = jnp.ones(weight.shape[:2], weight.dtype)
             inverses[neuron.name] = curvature + shift, Inverse(None, ones)
             continue
-        second, first, _ = means(features[neuron.name])
-        c = curvature / jnp.mean(moments(features[neuron.name]).square)
+        fed = moments(features[neuron.name])
+        c = curvature / jnp.mean(fed.square)
         c = jnp.where((c > 0) & jnp.isfinite(c), c, 1)
-        mean = None if bias is None else first
-        if mean is not None:
-            second = second - mean[:, :, None] * mean[:, None, :]
-        inverses[neuron.name] = c, Inverse(mean, invert(damped(second, shift / c)))
+        mean, matrix = centred(fed, bias is not None)
+        matrix = damped(matrix, shift / c)
+        matrix = 1 / matrix if matrix.ndim == 2 else inverse(matrix)
+        inverses[neuron.name] = c, Inverse(mean, matrix)
     scales = {name: _mean_diagonal(rest[name], others[name]) + shift for name in rest}
 
     def multiply(tree: Any) -> Any:
         thetas, rest = split(neurons, tree)
         solved = {
-            name: jax.tree.map(lambda x, c=c: x / c, inverse.solve(thetas[name]))
-            for name, (c, inverse) in inverses.items()
+            name: jax.tree.map(lambda x, c=c: x / c, own.solve(thetas[name]))
+            for name, (c, own) in inverses.items()
         }
         return join(neurons, tree, solved, {name: x / scales[name] for name, x in rest.items()})
 

@@ -6,6 +6,7 @@ where it stands. The targets need not be made: with :math:`M = E[J^T J]` and :ma
 \lambda]`, the local gradient is :math:`M (\theta - \theta_0) + \gamma g`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,16 +46,17 @@ def locoprop(
     Returns:
       The method. It keeps no state.
     """
-    neurons = lnb.find_neurons(problem.loss, params, batch, key)
+    neurons = lnb.find_neurons(problem.loss, params, batch, key, rows="all")
     backprop = lnb.backprop(problem.loss, neurons)
 
-    def local_descent(features: Any, gradient: Theta) -> Theta:
+    def local_descent(neuron: lnb.Neuron, features: Any, gradient: Theta) -> Theta:
         """How far a neuron has come from theta_0, for gamma = 1; all is linear in gamma."""
-        largest = _largest_eigenvalue(features, gradient, power_steps)
+        metric = lambda theta: product(features, theta, neuron.layout, neuron.bias_layout)
+        largest = _largest_eigenvalue(metric, gradient, power_steps)
         rate = local_rate * jnp.where(largest > 0, 1 / largest, 0)
 
         def local_step(_, change: Theta) -> Theta:
-            pull = jax.tree.map(jnp.add, product(features, change), gradient)
+            pull = jax.tree.map(jnp.add, metric(change), gradient)
             return jax.tree.map(lambda c, p: c - rate * p, change, pull)
 
         return lax.fori_loop(0, local_steps, local_step, optax.tree.zeros_like(gradient))
@@ -63,7 +65,7 @@ def locoprop(
         loss, gradients, features = backprop(params, batch, key)
         thetas, _ = split(neurons, gradients)
         changes = {
-            name: optax.tree.scale(-1, local_descent(features[name], gradient))
+            name: optax.tree.scale(-1, local_descent(neurons[name], features[name], gradient))
             for name, gradient in thetas.items()
         }
         return descend(params, direct(neurons, gradients, changes), learning_rate), state, loss
@@ -71,7 +73,7 @@ def locoprop(
     return Method(lambda params: (), step)
 
 
-def _largest_eigenvalue(features: Any, like: Theta, steps: int) -> Array:
+def _largest_eigenvalue(metric: Callable[[Theta], Theta], like: Theta, steps: int) -> Array:
     """Of M, by power iterations from a fixed random start."""
 
     def unit(theta: Theta) -> Theta:
@@ -80,5 +82,5 @@ def _largest_eigenvalue(features: Any, like: Theta, steps: int) -> Array:
 
     keys = iter(jax.random.split(jax.random.key(0)))
     start = jax.tree.map(lambda x: jax.random.normal(next(keys), x.shape, x.dtype), like)
-    last = lax.fori_loop(0, steps, lambda _, theta: unit(product(features, theta)), start)
-    return optax.tree.norm(product(features, last))
+    last = lax.fori_loop(0, steps, lambda _, theta: unit(metric(theta)), start)
+    return optax.tree.norm(metric(last))

@@ -9,17 +9,20 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from lnb import Neurons
-from lnb._metric import Gram, Theta, gram
+from lnb._metric import Moments, Theta
 from lnb._parameters import join, split
 
 
-def means(features: Any) -> Gram:
-    """The means of x x^T and x; where a neuron's metric is diagonal, of the diagonal alone."""
-    moments = gram(features)
-    assert moments is not None, "neurons without a gram are left to their gradients"
-    second, first, n = moments
-    first = None if first is None else first / n.astype(first.dtype)
-    return Gram(second / n.astype(second.dtype), first, n)
+def centred(moments: Moments, bias: bool) -> tuple[Array, Array]:
+    """The mean and the covariance of features.
+
+    Without a bias, and of a lookup, whose second moment is diagonal, these are 0 and E[x x^T].
+    """
+    first, second = moments
+    assert first is not None
+    if not bias or second.ndim == 2:
+        return jnp.zeros_like(first), second
+    return first, second - first[:, :, None] * first[:, None, :]
 
 
 def damped(matrix: Array, damping: ArrayLike) -> Array:

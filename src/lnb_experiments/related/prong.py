@@ -57,9 +57,9 @@ def prong(
     Returns:
       The method.
     """
-    neurons = lnb.find_neurons(problem.loss, params, batch, key)
-    features = lnb.features(problem.loss, neurons)
-    solved = {n.name: n for n in neurons if n.kind != "identity" and n.has_gram}
+    neurons = lnb.find_neurons(problem.loss, params, batch, key, rows="all")
+    features = lnb.forward_features(problem.loss, neurons)
+    solved = {n.name: n for n in neurons if n.kind != "identity" and n.has_matrix}
 
     def merge(params: Any, phi: dict[str, Theta], whitening: dict[str, Whitening]) -> Any:
         """The parameters, those of whitened neurons from phi."""

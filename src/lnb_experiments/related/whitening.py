@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from lnb._metric import Theta
+from lnb._metric import Theta, moments
 
-from .neurons import damped, means, multiply
+from .neurons import centred, damped, multiply
 
 
 class Whitening(NamedTuple):
@@ -38,13 +38,12 @@ class Whitening(NamedTuple):
     @classmethod
     def of(cls, features: Any, bias: bool, damping: float) -> "Whitening":
         """From the features of one batch."""
-        second, first, _ = means(features)
-        if second.ndim == 2:
-            root = jnp.sqrt(damped(second, damping))
-            return cls(jnp.zeros_like(second), root, 1 / root)
-        mean = first if bias and first is not None else jnp.zeros_like(second[:, 0, :])
-        covariance = second - mean[:, :, None] * mean[:, None, :]
-        values, vectors = jnp.linalg.eigh(damped(covariance, damping))
+        mean, covariance = centred(moments(features), bias)
+        covariance = damped(covariance, damping)
+        if covariance.ndim == 2:
+            root = jnp.sqrt(covariance)
+            return cls(mean, root, 1 / root)
+        values, vectors = jnp.linalg.eigh(covariance)
         roots = jnp.sqrt(jnp.maximum(values, jnp.finfo(values.dtype).tiny))[:, None, :]
         return cls(mean, (vectors * roots) @ vectors.mT, (vectors / roots) @ vectors.mT)
 

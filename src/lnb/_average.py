@@ -1,4 +1,4 @@
-"""Running moments of a neuron's features, and the preconditioner P made from them."""
+"""Running averages that no outlier can spoil."""
 
 from typing import Any, NamedTuple
 
@@ -7,11 +7,6 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 from jax.typing import ArrayLike
-
-from ._damping import Damping, block_mean
-from ._inverse import Inverse
-from ._kernels import mix
-from ._metric import Moments
 
 RECENT = 9  # values whose sizes tell what is ordinary: their median does not heed a few outliers
 OUTLIER = 5.0  # times that median: what is larger is made as large as the median
@@ -87,7 +82,7 @@ class Average(NamedTuple):
         old = self._replace(mass=jnp.where(stale, 0, self.mass))
         rate = jnp.where(seen, old.rate(decay), 0)
         new = (value, jnp.asarray(size))
-        mixed = jax.tree.map(lambda x, y: mix(rate, y, x), (self.value, self.size), new)
+        mixed = jax.tree.map(lambda x, y: _mix(rate, x, y), (self.value, self.size), new)
         return Average(jnp.where(seen, old._next_mass(decay), old.mass), *mixed)
 
     def rate(self, decay: ArrayLike) -> Array:
@@ -99,30 +94,57 @@ class Average(NamedTuple):
         return decay * self.mass + 1 - decay
 
 
-def preconditioner(
-    kind: str, moments: Moments, bias: bool, shrinkage: float, damping: Damping
-) -> Inverse:
-    r"""The paper's preconditioner P, as the inverse of a metric (section "Online Learning").
+def _mix(rate: Array, old: Array, new: Array) -> Array:
+    rate = rate.astype(old.dtype)
+    return (1 - rate) * old + rate * new.astype(old.dtype)
 
-    With a bias, :math:`P = \tilde W \tilde W^T` where the covariance is replaced by its diagonal
-    and the mean is kept; without one, the inverse of the diagonal of :math:`E[x x^T]`. The
-    variances are first shrunk towards their mean.
+
+class AverageGradientState(NamedTuple):
+    """State of `average_gradient`: an average for each parameter, the latest gradients' sizes."""
+
+    averages: list[Average]
+    recent: Array
+
+
+def average_gradient(
+    decay: ArrayLike, nesterov: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """Replaces gradients by their debiased exponential moving average, outliers left out.
+
+    A gradient that is more than ten times as large as the median of the latest nine is an outlier:
+    steps are normalised, so it alone would say where they go, for hundreds of steps.
 
     Args:
-      kind: the kind of neuron.
-      moments: running means of x and x * x; `first` may be None, which reads as zero.
-      bias: whether the neuron has a bias.
-      shrinkage: 0 keeps every input's own variance, 1 gives all inputs their mean.
-      damping: what the metric's diagonal is raised by.
+      decay: decay of the average.
+      nesterov: whether to look ahead: return what the average would be after the same gradient
+        once more.
 
     Returns:
-      A diagonal inverse.
+      A transformation.
     """
-    mean = jnp.zeros_like(moments.square) if moments.first is None else moments.first
-    variance = jnp.maximum(moments.square - mean**2, 0)
-    diagonal = (1 - shrinkage) * variance + shrinkage * block_mean(kind, variance)
-    if not bias:
-        diagonal = diagonal + mean**2
-    diagonal = diagonal + damping.gamma(kind, moments, bias)
-    # Only an input that is dead together with its whole block has no variance left: leave it alone.
-    return Inverse(mean if bias else None, 1 / jnp.where(diagonal > 0, diagonal, 1))
+
+    def init_fn(params: Any) -> AverageGradientState:
+        leaves = jax.tree.leaves(params)
+        return AverageGradientState([*map(Average.empty, leaves)], no_sizes(len(leaves)))
+
+    def update_fn(updates, state, params=None, *, finite=True, **extra_args):
+        del params, extra_args
+        leaves, tree = jax.tree.flatten(updates)
+        norm = lambda leaf: jnp.sqrt(jnp.sum(jnp.real(jnp.conj(leaf) * leaf))).astype(
+            state.recent.dtype
+        )
+        sizes = jnp.stack([*map(norm, leaves)])
+        held = jnp.stack([average.size for average in state.averages])
+        recent, factor, stale = judge(state.recent, sizes, held)
+        # A bad first example is in all gradients, though not in all as plainly.
+        sizes, stale = factor * sizes, finite & jnp.any(stale)
+        averages, ahead = [], []
+        for i, (leaf, old) in enumerate(zip(leaves, state.averages, strict=True)):
+            leaf = leaf * factor[i].astype(leaf.dtype)
+            averages.append(old.absorb(leaf, decay, finite, stale, sizes[i]))
+            ahead.append(averages[i].absorb(leaf, decay, finite) if nesterov else averages[i])
+        averaged = jax.tree.unflatten(tree, [average.value for average in ahead])
+        recent = jnp.where(finite, recent, state.recent)
+        return averaged, AverageGradientState(averages, recent)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

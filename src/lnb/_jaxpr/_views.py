@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from . import _axes
-from ._axes import Atom
-from ._values import Const, Cut, Value, View
+from .._features import Dim, dims
+from ._values import Const, Value, View
 from ._versions import Equation
 
 Changes = list[dict[str, Any]] | None
@@ -26,7 +25,7 @@ def _shape(atom: Any) -> tuple[int, ...]:
 
 
 def _reshape(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
-    axes = None if view.axes is None else _axes.reshape(view.axes, _shape(eqn.outvars[0]))
+    axes = None if view.axes is None else dims.reshape(view.axes, _shape(eqn.outvars[0]))
     return [{"axes": axes}]
 
 
@@ -39,7 +38,7 @@ def _broadcast(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> C
     if view.axes is None:
         return [{"axes": None}]
     shape, dimensions = _shape(eqn.outvars[0]), eqn.params["broadcast_dimensions"]
-    return [{"axes": _axes.broadcast(view.axes, shape, dimensions)}]
+    return [{"axes": dims.broadcast(view.axes, shape, dimensions)}]
 
 
 def _unstructured(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
@@ -88,34 +87,25 @@ def _offset(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Chan
 
 
 def _is_broadcast(view: View) -> bool:
-    return view.axes is not None and "broadcast" in _axes.labels(_axes.flatten(view.axes))
+    return view.axes is not None and not dims.of_elements(dims.flatten(view.axes))
 
 
 def _cut(view: View, starts: Sequence[int], stops: Sequence[int], strides: Sequence[int]) -> dict:
     """The view after slicing."""
     if view.axes is None:
         return {"axes": None}
-    axes, cuts = list(view.axes), list(view.cuts)
-    share = 1.0
-    for i, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True)):
-        full, length = _axes.size(axes[i]), len(range(start, stop, stride))
+    axes, offset, share = list(view.axes), view.offset, 1.0
+    for i, (start, stop, step) in enumerate(zip(starts, stops, strides, strict=True)):
+        full, length = dims.size(axes[i]), len(range(start, stop, step))
         if length == full:
             continue
         share *= length / full
-        atoms = _axes.leaves(axes[i])
-        if len(atoms) != 1:
+        if len(axes[i]) != 1:
             return {"axes": None, "fraction": view.fraction * share}
-        left = Atom(length, atoms[0].label) if length > 1 else None
-        axes[i] = (left,) if left else ()
-        if atoms[0].label == "parameter":
-            cut = next((c for c in cuts if c.atom is atoms[0]), None)
-            if cut is None:
-                cuts.append(Cut(atoms[0], start, stop, stride, left))
-            else:  # a slice of a slice
-                cuts.remove(cut)
-                begin, step = cut.start + start * cut.stride, stride * cut.stride
-                cuts.append(Cut(cut.source, begin, begin + length * step, step, left))
-    return {"axes": tuple(axes), "cuts": tuple(cuts), "fraction": view.fraction * share}
+        (dim,) = axes[i]
+        axes[i] = (Dim(length, dim.stride * step),) if length > 1 else ()
+        offset += start * dim.stride
+    return {"axes": tuple(axes), "offset": offset, "fraction": view.fraction * share}
 
 
 def _slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
@@ -142,9 +132,9 @@ def _dynamic_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) 
     cut = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
     known: list[Any] = [v.value if isinstance(v, Const) else None for v in indices]
     if len(cut) == 1 and sizes[cut[0]] == 1 and _is_counter(indices[cut[0]], shape[cut[0]]):
-        turned = view.turned(cut[0])
-        if turned is not None:
-            return [turned]
+        changes = view.iterated(cut[0])
+        if changes is not None:
+            return [changes]
     if any(known[i] is None for i in cut):
         return _unknown_slice(eqn, at, view, values)
     starts = [0] * len(sizes)
@@ -155,9 +145,9 @@ def _dynamic_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) 
 
 
 def _is_counter(index: Value, length: int) -> bool:
-    """Whether an index counts the turns of the innermost loop, from 0 to `length`."""
-    turns = index.turns if isinstance(index, Const) else None
-    return turns is not None and np.array_equal(np.ravel(turns), np.arange(length))
+    """Whether an index counts the iterations of the innermost loop, from 0 to `length`."""
+    values = index.iterates if isinstance(index, Const) else None
+    return values is not None and np.array_equal(np.ravel(values), np.arange(length))
 
 
 def _selected(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,7 @@ def inline(
 ) -> list[Value]:
     """A call: as if its body stood here."""
     flags = [var in tail for var in eqn.outvars]
-    inner = scope.enter(index, kept=eqn.name != "checkpoint")
-    return walker.run(inner, eqn.bodies[0], values, flags)
+    return walker.run(scope.enter(index), eqn.bodies[0], values, flags)
 
 
 def cond(
@@ -44,10 +44,10 @@ def _either(walker: Walker, values: Sequence[Value]) -> Value:
 def scan(
     walker: Walker, scope: Scope, index: int, eqn: Equation, values: list[Value], tail: set[Any]
 ) -> list[Value]:
-    """A loop: weights may be scanned over, or the same at every turn."""
+    """A loop: weights may be scanned over, or the same in every iteration."""
     params, (body,) = eqn.params, eqn.bodies
     consts, carry, xs = split(values, [params["consts"], params["carry"]])
-    inside = [*map(_still, consts), *map(_still, carry), *map(_turning, xs)]
+    inside = [*map(_still, consts), *map(_still, carry), *map(_sliced, xs)]
     carried = range(len(consts), len(consts) + len(carry))
     outs, ins = body.outvars, body.invars
     kept = [outs[k] is ins[i] for k, i in enumerate(carried)]
@@ -75,7 +75,7 @@ def scan(
             break
         for i in wrong:
             inside[i] = Data()
-    results = run(walker, scope.enter(index, loop=params["length"]))
+    results = run(walker, scope.enter(index, params["length"]))
     for k in range(len(carry)):
         if kept[k]:
             results[k] = carry[k]
@@ -86,19 +86,19 @@ def scan(
 
 
 def _still(value: Value) -> Value:
-    """A value that is the same at every turn of a loop, as its body sees it."""
+    """A value that is the same in every iteration of a loop, as its body sees it."""
     if isinstance(value, View):
-        return value.loop(scanned=False)
+        return value.inside(scanned=False)
     # What an outer loop counts is no longer known here.
-    return dataclasses.replace(value, turns=None) if isinstance(value, Const) else plain(value)
+    return dataclasses.replace(value, iterates=None) if isinstance(value, Const) else plain(value)
 
 
-def _turning(value: Value) -> Value:
-    """A value that a loop takes a slice of at every turn, as its body sees it."""
+def _sliced(value: Value) -> Value:
+    """A value that a loop takes a slice of in every iteration, as its body sees it."""
     if isinstance(value, View):
-        return value.loop(scanned=True)
+        return value.inside(scanned=True)
     if isinstance(value, Const):
-        return Const(turns=value.value, captured=value.captured)
+        return Const(iterates=value.value, captured=value.captured)
     return plain(value)
 
 
@@ -109,26 +109,26 @@ def _leaving(value: Value) -> Value:
 
 
 def _counter(body: Body, start: Const, at: int, out: int, length: int) -> Const:
-    """A carried constant: known at every turn if the body adds a known number to it."""
+    """A carried constant: known in every iteration if the body adds a known number to it."""
     eqn = next((e for e in body.equations if body.outvars[out] in e.outvars), None)
     if eqn is None or eqn.name != "add" or np.size(start.value) != 1:
         return Const()
     step = literals(eqn.invars)
     if start.value is None or body.invars[at] not in eqn.invars or len(step) != 1:
         return Const()
-    return Const(turns=np.ravel(start.value) + np.ravel(step[0]) * np.arange(length))
+    return Const(iterates=np.ravel(start.value) + np.ravel(step[0]) * np.arange(length))
 
 
 def shard_map(
     walker: Walker, scope: Scope, index: int, eqn: Equation, values: list[Value], tail: set[Any]
 ) -> list[Value]:
-    """A program on every device: replicated weights are what they were outside."""
+    """A program on every device: like a loop over devices, in which weights stay the same."""
     inside = [
-        _sharded(value) if any(axis is not None for axis in spec) else plain(value)
+        _sharded(value) if any(axis is not None for axis in spec) else _still(value)
         for value, spec in zip(values, eqn.params["in_specs"], strict=True)
     ]
     flags = [var in tail for var in eqn.outvars]
-    inner = scope.enter(index, sharded=True)
+    inner = scope.enter(index, devices(eqn))
     return [plain(out) for out in walker.run(inner, eqn.bodies[0], inside, flags)]
 
 
@@ -137,6 +137,11 @@ def _sharded(value: Value) -> Value:
         reason = "it is sharded inside a shard_map"
         return Entangled(frozenset({value.parameter}), reason, opaque=True)
     return plain(value)
+
+
+def devices(eqn: Equation) -> int:
+    """On how many devices a shard_map runs its program."""
+    return math.prod(eqn.params["mesh"].shape[axis] for axis in eqn.params["axes"])
 
 
 CONTROL = {"scan": scan, "cond": cond, "shard_map": shard_map}

@@ -1,7 +1,7 @@
 """Primitive by primitive: where a view of a parameter meets data linearly.
 
 A rule is called as `rule(eqn, at, view, values)` and returns the fields of the `Site` (with
-`out_axes`, the axes of its output, where a bias can be told from them), or `None` if there is none.
+`output_axes`, where a bias can be told from them), or `None` if there is none.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import _axes
-from ._axes import Atom, Axes, Axis
-from ._values import Data, Output, Roles, Value, View
+from .._features import Axis, Dim, dims
+from ._values import Data, Output, Value, View
 from ._versions import Equation
 
 Found = dict[str, Any] | None
@@ -20,10 +19,6 @@ Found = dict[str, Any] | None
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
-
-
-def _parameters(atoms: Sequence[Atom]) -> bool:
-    return _axes.labels(atoms) <= {"parameter"}
 
 
 def _dot(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
@@ -41,33 +36,37 @@ def _dot(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     if view.axes is None:
         return found
     w_free = [i for i in range(len(view.axes)) if i not in {*w_contracted, *w_batch}]
-    inputs = [atom for i in w_contracted for atom in view.axes[i]]
-    outputs = [atom for i in w_free for atom in view.axes[i]]
-    if not (_parameters(inputs) and _parameters(outputs)):
+    inputs = dims.flatten(view.axes[i] for i in w_contracted)
+    outputs = dims.flatten(view.axes[i] for i in w_free)
+    if not (dims.of_elements(inputs) and dims.of_elements(outputs)):
         return found  # a broadcast weight, summed over
-    x_axes: list[Any] = list(_axes.fresh(shape, "position"))
-    blocks: list[Atom] = []
-    for i, j in (
-        *zip(x_contracted, w_contracted, strict=True),
-        *zip(x_batch, w_batch, strict=True),
-    ):
-        if _parameters(view.axes[j]):
-            x_axes[i] = view.axes[j]
-        elif "parameter" in _axes.labels(view.axes[j]):
-            return found
+    x_axes = list(dims.repeated(shape))
+    blocks: list[Dim] = []
+    for i, j in zip(x_contracted, w_contracted, strict=True):
+        x_axes[i] = view.axes[j]
     for i, j in zip(x_batch, w_batch, strict=True):
-        if _parameters(view.axes[j]):
+        if dims.of_elements(view.axes[j]):
+            x_axes[i] = view.axes[j]
             blocks += view.axes[j]
-        else:
+        elif any(dim.stride for dim in view.axes[j]):
+            return found
+        else:  # the weight is repeated along the batch
             found["positions"] *= shape[i]
     x_out, w_out = [x_axes[i] for i in x_free], [view.axes[i] for i in w_free]
     out_axes = [x_axes[i] for i in x_batch] + (w_out + x_out if at == 0 else x_out + w_out)
     return {
         **found,
-        "roles": Roles(blocks, inputs, outputs),
+        "roles": (tuple(blocks), inputs, outputs),
         "feature_axes": tuple(x_axes),
-        "out_axes": tuple(out_axes),
+        "examples": first_position(x_axes),
+        "output_axes": tuple(out_axes),
     }
+
+
+def first_position(axes: Sequence[Axis]) -> int | None:
+    """The first of the dims that is one of positions."""
+    flat = dims.flatten(axes)
+    return next((i for i, dim in enumerate(flat) if dim.stride == 0), None)
 
 
 def _conv(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
@@ -77,37 +76,36 @@ def _conv(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     found = {"kind": "conv", "features": (eqn.invars[1 - at],), "positions": out.aval.size // units}
     if view.axes is None or at == 0 or params["batch_group_count"] > 1:
         return found
-    if not _parameters(_axes.flatten(view.axes)):
+    if not dims.of_elements(dims.flatten(view.axes)):
         return found
     groups, out_axis = params["feature_group_count"], view.axes[numbers.rhs_spec[0]]
-    split = _axes.reshape((out_axis,), (groups, units // groups))
+    split = dims.reshape((out_axis,), (groups, units // groups))
     if split is None:
         return found
     blocks, outputs = split
-    inputs = [atom for i in numbers.rhs_spec[1:] for atom in view.axes[i]]
-    rank = len(_shape(out))
-    positions = list(_axes.fresh([_shape(out)[i] for i in numbers.out_spec], "position"))
+    inputs = dims.flatten(view.axes[i] for i in numbers.rhs_spec[1:])
     # Patches have the output's layout, with (input channel, tap) where it has its channels.
-    patch_axes: list[Axis] = [()] * rank
-    out_axes: list[Axis] = [()] * rank
-    for place, i in enumerate(numbers.out_spec):
-        patch_axes[i] = out_axes[i] = positions[place]
-    patch_axes[numbers.out_spec[1]] = (*blocks, *inputs)
-    out_axes[numbers.out_spec[1]] = out_axis
-    filter_shape = [_shape(eqn.invars[1])[i] for i in numbers.rhs_spec[2:]]
+    patch_axes, out_axes = (list(dims.repeated(_shape(out))) for _ in range(2))
+    batch_axis, out_channel = numbers.out_spec[:2]
+    patch_axes[out_channel], out_axes[out_channel] = (*blocks, *inputs), out_axis
+    examples = len(dims.flatten(patch_axes[:batch_axis])) if patch_axes[batch_axis] else None
+    # As `conv_general_dilated_patches` wants them, the filter's axes stand in this order.
+    in_order = tuple(range(len(_shape(out))))
     patches = {
-        "filter_shape": tuple(filter_shape),
+        "filter_shape": tuple(_shape(eqn.invars[1])[i] for i in numbers.rhs_spec[2:]),
         "window_strides": params["window_strides"],
         "padding": params["padding"],
         "lhs_dilation": params["lhs_dilation"],
         "rhs_dilation": params["rhs_dilation"],
-        "dimension_numbers": numbers,
+        "dimension_numbers": numbers._replace(rhs_spec=in_order),
+        "image_shape": _shape(eqn.invars[0]),
     }
     return {
         **found,
-        "roles": Roles(list(blocks), inputs, list(outputs)),
+        "roles": (blocks, inputs, outputs),
         "feature_axes": tuple(patch_axes),
-        "out_axes": tuple(out_axes),
+        "examples": examples,
+        "output_axes": tuple(out_axes),
         "options": patches,
     }
 
@@ -120,31 +118,19 @@ def _mul(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     if view.axes is None:
         units = math.prod(_shape(eqn.invars[at]))
         return {**found, "positions": max(1, math.prod(shape) // max(units, 1))}
-    axes = _axes.spread(view.axes, shape)
-    atoms = _axes.flatten(axes)
-    found["positions"] = _axes.size(atom for atom in atoms if atom.label == "broadcast")
+    axes = dims.spread(view.axes, shape)
+    flat = dims.flatten(axes)
+    found["positions"] = dims.size(dim for dim in flat if dim.stride == 0)
     if eqn.name == "div":
         return found
-    axes = relabel(axes)
-    blocks = [atom for atom in atoms if atom.label == "parameter"]
     return {
         **found,
-        "roles": Roles(blocks, [], []),
+        "roles": (tuple(dim for dim in flat if dim.stride), (), ()),
         "feature_axes": axes,
-        "out_axes": axes,
+        "examples": first_position(axes),
+        "output_axes": axes,
         "options": {"stages": (((), shape),)},
     }
-
-
-def relabel(axes: Axes) -> Axes:
-    """The axes of an output: where the weight was repeated, there are positions."""
-    return tuple(
-        tuple(
-            Atom(leaf.size, "position") if leaf.label == "broadcast" else leaf
-            for leaf in _axes.leaves(axis)
-        )
-        for axis in axes
-    )
 
 
 def _gather(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
@@ -164,11 +150,15 @@ def _gather(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Foun
         and not numbers.operand_batching_dims
         and all(n == m for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if i != row)
     )
-    if not simple or view.axes is None or not _parameters(_axes.flatten(view.axes)):
+    if not simple or view.axes is None or not dims.of_elements(dims.flatten(view.axes)):
         return found
-    outputs = [atom for i, axis in enumerate(view.axes) if i != row for atom in axis]
-    roles = Roles([], list(view.axes[row]), outputs)
-    return {**found, "roles": roles, "options": {"mode": eqn.params["mode"]}}
+    outputs = dims.flatten(axis for i, axis in enumerate(view.axes) if i != row)
+    return {
+        **found,
+        "roles": ((), view.axes[row], outputs),
+        "feature_axes": dims.repeated([found["positions"]]),
+        "options": {"mode": eqn.params["mode"]},
+    }
 
 
 def _pick(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
@@ -188,8 +178,8 @@ SITE_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Found]] = {
 }
 
 
-def pair_bias(view: View, output: Output, shape: Sequence[int]) -> list[tuple[Atom, Atom]] | None:
-    """Pairs each output unit of a site with the bias's element, if it is the site's bias.
+def pair_bias(view: View, output: Output, shape: Sequence[int]) -> list[tuple[Dim, Dim]] | None:
+    """The dims of a site's outputs with those of its bias, if the view is the site's bias.
 
     A bias is constant over positions, covers every output unit, and enters the same loops in the
     same way as the weight.
@@ -198,21 +188,17 @@ def pair_bias(view: View, output: Output, shape: Sequence[int]) -> list[tuple[At
     scanned = [chain.scanned for chain in view.chains[1:]]
     if site.roles is None or view.axes is None:
         return None
-    if [_axes.size(axis) for axis in output.axes] != list(shape):
+    if [dims.size(axis) for axis in output.axes] != list(shape):
         return None
     if scanned != [chain.scanned for chain in site.view.chains[1:]]:
         return None
-    pairs: list[tuple[Atom, Atom]] = []
+    pairs: list[tuple[Dim, Dim]] = []
     for unit_axis, bias_axis in (
-        *zip(output.axes, _axes.spread(view.axes, shape), strict=True),
-        *zip(site.view.stacked, view.stacked, strict=True),
+        *zip(output.axes, dims.spread(view.axes, shape), strict=True),
+        *zip(site.view.loops, view.loops, strict=True),
     ):
-        aligned = _axes.align(unit_axis, bias_axis)
-        if aligned is None:
+        aligned = dims.align(unit_axis, bias_axis)
+        if aligned is None or any(bool(a.stride) != bool(b.stride) for a, b in aligned):
             return None
-        for unit, bias in aligned:
-            if (unit.label, bias.label) not in {("parameter",) * 2, ("position", "broadcast")}:
-                return None
-            if unit.label == "parameter":
-                pairs.append((unit, bias))
+        pairs += [pair for pair in aligned if pair[0].stride]
     return pairs

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from . import _axes, _flow
-from ._equation import (
+from .._features import Step, dims
+from . import _flow
+from ._constants import (
     ADDITIONS,
     blend,
     captured,
@@ -20,8 +21,7 @@ from ._equation import (
     fold,
     read,
 )
-from ._program import Step
-from ._sites import SITE_RULES, pair_bias, relabel
+from ._sites import SITE_RULES, first_position, pair_bias
 from ._tail import tail_of
 from ._values import MIXED, Const, Data, Entangled, Output, Scope, Site, Use, Value, View
 from ._versions import INLINE, Body, Equation, is_literal
@@ -45,19 +45,20 @@ class Lineage:
 
     scope: Scope
     uses: dict[int, list[Use]]
-    axes: list[_axes.Axes]
     origins: dict[int, tuple[Scope, Any]]  # of each residual slot: scope and variable
 
 
 def trace_lineage(body: Body, parameters: int) -> Lineage:
     """Follows the first `parameters` inputs of a program."""
     walker = Walker()
-    axes = [_axes.fresh(_shape(var), "parameter") for var in body.invars[:parameters]]
-    values: list[Value] = [View(index, a) for index, a in enumerate(axes)]
+    values: list[Value] = [
+        View(index, dims.of_parameter(var.aval.shape))
+        for index, var in enumerate(body.invars[:parameters])
+    ]
     values += [Data()] * (len(body.invars) - parameters)
     scope = Scope()
     walker.run(scope, body, values, [True] * len(body.outvars))
-    return Lineage(scope, dict(walker.uses), axes, walker.origins)
+    return Lineage(scope, dict(walker.uses), walker.origins)
 
 
 class Walker:
@@ -164,24 +165,15 @@ class Walker:
     def site(
         self, scope: Scope, eqn: Equation, at: int, view: View, found: dict[str, Any]
     ) -> Value:
-        out_axes = found.pop("out_axes", None)
         steps = (self.step(scope, eqn, at, 0),)
-        site = Site(
-            view=view,
-            steps=steps,
-            scope=scope,
-            loops=scope.loops,
-            output=eqn.outvars[0],
-            output_axes=out_axes,
-            **found,
-        )
+        site = Site(view=view, steps=steps, scope=scope, output=eqn.outvars[0], **found)
         self.use(view, Use("site", site))
-        return Data(Output(site, out_axes) if out_axes is not None else MIXED)
+        return Data(MIXED if site.output_axes is None else Output(site, site.output_axes))
 
     def addition(self, eqn: Equation, at: int, view: View, data: Data, tail: set[Any]) -> Value:
         output = data.output
         if eqn.name == "sub" and at == 1:
-            view = view.then(Step.make("neg", jnp.negative), scale=-view.scale)
+            view = view.then(Step(jnp.negative, "neg"), scale=-view.scale)
         if isinstance(output, Output) and output.site.bias is None:
             pairs = pair_bias(view, output, eqn.outvars[0].aval.shape)
             if pairs is not None:
@@ -209,13 +201,14 @@ class Walker:
         scale is fed.
         """
         site, shape = output.site, eqn.outvars[0].aval.shape
-        axes = relabel(_axes.spread(output.axes, shape))
+        axes = dims.spread(output.axes, shape)
         site.features = (*site.features, eqn.invars[1 - at])
         site.steps = (*site.steps, *output.steps, self.step(scope, eqn, at, 0))
         site.options["stages"] += ((output.steps, shape),)
         site.feature_axes = site.output_axes = axes
         site.output = eqn.outvars[0]
-        site.positions = _axes.size(a for a in _axes.flatten(axes) if a.label == "position")
+        site.examples = first_position(axes)
+        site.positions = dims.size(dim for dim in dims.flatten(axes) if dim.stride == 0)
         return Data(Output(site, axes))
 
     def step(self, scope: Scope, eqn: Equation, at: int, output: int) -> Step:
@@ -249,7 +242,3 @@ def _goes_on(scope: Scope, eqn: Equation, values: list[Value], at: int, output: 
         and scope.uses[eqn.invars[at]] == 1
         and len(output.axes) == len(eqn.outvars[0].aval.shape)
     )
-
-
-def _shape(var: Any) -> tuple[int, ...]:
-    return var.aval.shape

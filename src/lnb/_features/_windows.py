@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +164,29 @@ def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
     )
     one_each = windows.apart or windows.taps == 1
     return windows if one_each or windows.flops() < 0.8 * windows.patch_flops() else None
+
+
+def in_parameter_order(
+    sums: Array, taps: int, sizes: Sequence[int], inputs: Sequence[int], rank: int
+) -> Array:
+    """Sums with axes (taps, channels), `rank` times, with the inputs in the weight's own order.
+
+    Args:
+      sums: what `Windows.first` or `Windows.second` returns.
+      taps: the number of filter taps.
+      sizes: of the axes of the patches, which have (channels, taps) among them.
+      inputs: which of these are inputs, in the weight's order.
+      rank: how many times the inputs stand in `sums`.
+    """
+    places = sorted(inputs)  # channels first
+    split = next(
+        k for k in range(len(places) + 1) if math.prod(sizes[i] for i in places[k:]) == taps
+    )
+    places = places[split:] + places[:split]
+    order = [places.index(i) for i in inputs]
+    axes = [k * len(order) + i for k in range(rank) for i in order]
+    spread = sums.reshape([sizes[i] for i in places] * rank)
+    return spread.transpose(axes).reshape(sums.shape)
 
 
 def _product(x: Array, y: Array, dtype: Any) -> Array:

@@ -225,10 +225,10 @@ _CONTROL: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
-def varying_axes(x: Any) -> frozenset[str]:
-    """The mesh axes along which an array inside a shard_map differs."""
-    aval: Any = jax.typeof(x)
-    return aval.vma if hasattr(aval, "vma") else aval.mat.varying
+def varying_axes(tree: Any) -> frozenset[str]:
+    """The mesh axes along which arrays inside a shard_map differ."""
+    avals: list[Any] = [jax.typeof(x) for x in jax.tree.leaves(tree)]
+    return frozenset().union(*(a.vma if hasattr(a, "vma") else a.mat.varying for a in avals))
 
 
 def is_literal(atom: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Single equations of a jaxpr: how to run one, and what is known of its result without doing so."""
+"""What is known of the result of an equation without running it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from . import _axes
-from ._program import Step
+from .._features import Axes, Step, dims
 from ._values import MIXED, Const, Data, Entangled, Output, Value, View
 from ._versions import Equation, is_literal
 from ._views import VIEW_RULES
@@ -88,24 +87,24 @@ def fold(eqn: Equation, values: Sequence[Value]) -> list[Value]:
     if eqn.name == "iota" and len(eqn.outvars[0].aval.shape) == 1:
         return [Const(np.arange(eqn.outvars[0].aval.shape[0]))]
     known = [
-        (v.value, v.turns)
+        (v.value, v.iterates)
         for v in values
-        if isinstance(v, Const) and (v.turns is not None or np.size(v.value) == 1)
+        if isinstance(v, Const) and (v.iterates is not None or np.size(v.value) == 1)
     ]
     scalar = all(math.prod(var.aval.shape) == 1 for var in (*eqn.invars, *eqn.outvars))
     if not known or len(known) < len(values) or not scalar or eqn.has_effects:
         return unknown
-    if any(value is None and turns is None for value, turns in known):
+    if any(value is None and iterates is None for value, iterates in known):
         return unknown
-    turning = any(turns is not None for _, turns in known)
-    length = max([len(turns) for _, turns in known if turns is not None], default=1)
+    iterating = any(iterates is not None for _, iterates in known)
+    length = max([len(iterates) for _, iterates in known if iterates is not None], default=1)
     arguments = [
-        np.asarray(turns if turns is not None else np.repeat(value, length), atom.aval.dtype)
-        for (value, turns), atom in zip(known, eqn.invars, strict=True)
+        np.asarray(iterates if iterates is not None else np.repeat(value, length), atom.aval.dtype)
+        for (value, iterates), atom in zip(known, eqn.invars, strict=True)
     ]
     results = _evaluate(eqn, arguments)
-    if turning:
-        return [Const(turns=np.ravel(result)) for result in results]
+    if iterating:
+        return [Const(iterates=np.ravel(result)) for result in results]
     return [Const(_scalar(result[0])) for result in results]
 
 
@@ -151,11 +150,16 @@ def blend(eqn: Equation, values: Sequence[Value]) -> Data:
             view = View(0, output.axes)
             changes = VIEW_RULES[name](eqn, at, view, values)
             axes = None if changes is None else changes[0].get("axes", output.axes)
-            if axes is not None and "broadcast" not in _axes.labels(_axes.flatten(axes)):
+            # A broadcast would repeat the site's outputs: its bias is not added there.
+            if axes is not None and _count(axes) == _count(output.axes):
                 slots = (None,) * len(eqn.invars)
                 step = Step(eqn.exact(), eqn.key, at, slots, slots, None)
                 return Data(Output(output.site, axes, (*output.steps, step)))
     return Data(MIXED if name in BLENDING or name in REARRANGING else None)
+
+
+def _count(axes: Axes) -> int:
+    return dims.size(dims.flatten(axes))
 
 
 def entangle(eqn: Equation, values: Sequence[Value]) -> Entangled:

@@ -50,12 +50,9 @@ def trace_loss(
     params: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    has_aux: bool | None,
+    has_aux: bool,
 ) -> Trace:
-    """Traces `loss_fn(params, *args, **kwargs)`, whatever else than arrays is among them.
-
-    With `has_aux=None`, the loss may return a pair or not.
-    """
+    """Traces `loss_fn(params, *args, **kwargs)`, whatever else than arrays is among them."""
     _refuse_modules(params)
     with_paths, params_tree = jax.tree_util.tree_flatten_with_path(params)
     names = [path_name(path) for path, leaf in with_paths if is_parameter(leaf)]
@@ -80,13 +77,12 @@ def trace_loss(
         ]
         params, args, kwargs = jax.tree.unflatten(tree, merged)
         result = loss_fn(params, *args, **kwargs)
-        pair = isinstance(result, tuple) if has_aux is None else has_aux
-        if pair and not (isinstance(result, tuple) and len(result) == 2):
+        if has_aux and not (isinstance(result, tuple) and len(result) == 2):
             raise TypeError(
                 "with has_aux=True the loss must return a pair (value, aux), but it returned "
                 f"{type(result).__name__}. Leave has_aux out if it returns the value alone."
             )
-        value, aux = result if pair else (result, None)
+        value, aux = result if has_aux else (result, None)
         _check_value(value)
         aux_leaves, output["tree"] = jax.tree.flatten(aux)
         output["static"] = [None if is_array(leaf) else leaf for leaf in aux_leaves]
@@ -135,8 +131,7 @@ def _refuse_modules(params: Any) -> None:
 def _check_value(value: Any) -> None:
     if isinstance(value, tuple):
         raise TypeError(
-            "the loss returned a tuple. If it is (value, aux), pass has_aux=True to find_neurons "
-            "and backprop."
+            "the loss returned a tuple. If it is (value, aux), pass has_aux=True to find_neurons."
         )
     shape, dtype = jnp.shape(value), jnp.result_type(value)
     if shape != () or not jnp.issubdtype(dtype, jnp.floating):

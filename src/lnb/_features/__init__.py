@@ -1,0 +1,37 @@
+"""What neurons were fed, as arrays. Nothing here knows how a program is traced.
+
+`_dims` and `_layout` say how a parameter stands as a matrix, `_rows` how features stand as rows,
+`_windows` how convolutions do without patches, `_residuals` what is kept where there is no matrix.
+"""
+
+from . import _dims as dims
+from ._dims import Axes as Axes
+from ._dims import Axis as Axis
+from ._dims import Dim as Dim
+from ._layout import Layout as Layout
+from ._residuals import Chain as Chain
+from ._residuals import Program as Program
+from ._residuals import Residuals as Residuals
+from ._residuals import Step as Step
+from ._rows import Arrangement as Arrangement
+from ._rows import Rows as Rows
+from ._rows import SiteRows as SiteRows
+from ._rows import Sums as Sums
+from ._rows import accumulator as accumulator
+
+__all__ = [
+    "Arrangement",
+    "Axes",
+    "Axis",
+    "Chain",
+    "Dim",
+    "Layout",
+    "Program",
+    "Residuals",
+    "Rows",
+    "SiteRows",
+    "Step",
+    "Sums",
+    "accumulator",
+    "dims",
+]

@@ -1,0 +1,160 @@
+"""A site as a program: the map from a neuron's own parameters to its outputs, run again at will.
+
+This is for weights without a matrix form: what meets the data is linear in them, but no mere
+rearrangement of their elements. The forward pass leaves *residuals*: all that the map depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._layout import Layout
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One equation on the way of a parameter: its operand `position` is the parameter's view.
+
+    Two steps are equal when they would do the same, whichever trace they come from: features are
+    compared by it when a function is jitted.
+
+    Attributes:
+      operands: the slot of the residual that each operand is; `None` for a literal or the view.
+      literals: the values of the literals.
+      output: which result, of a primitive with several.
+    """
+
+    bind: Callable[..., Any]
+    key: str
+    position: int = 0
+    operands: tuple[int | None, ...] = (None,)
+    literals: tuple[Any, ...] = (None,)
+    output: int | None = None
+
+    def __call__(self, view: Array, residuals: Mapping[int, Array]) -> Array:
+        operands = [
+            _like(view, literal if slot is None else residuals[slot])
+            for slot, literal in zip(self.operands, self.literals, strict=True)
+        ]
+        operands[self.position] = view
+        result = self.bind(*operands)
+        return result if self.output is None else result[self.output]
+
+    def _identity(self) -> tuple:
+        return self.key, self.position, self.operands, str(self.literals), self.output
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Step) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+
+def _like(view: Array, operand: Any) -> Any:
+    """Operands join in the precision of the solve, whatever the model's own."""
+    if operand is None or not jnp.issubdtype(jnp.result_type(operand), jnp.inexact):
+        return operand
+    return jnp.asarray(operand, view.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """The steps within one loop (or outside of all), and whether that loop slices the view."""
+
+    steps: tuple[Step, ...] = ()
+    scanned: bool = False
+
+    def __call__(self, view: Array, residuals: Mapping[int, Array]) -> Array:
+        for step in self.steps:
+            view = step(view, residuals)
+        return view
+
+    @property
+    def slots(self) -> list[int]:
+        return [slot for step in self.steps for slot in step.operands if slot is not None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """outputs = f(weight, bias; residuals), affine in weight and bias.
+
+    One chain a level of nested loops, outermost first. The residuals of inner levels carry the
+    loops' axes in front.
+    """
+
+    weight: tuple[Chain, ...]
+    bias: tuple[Chain, ...] | None
+
+    def slots(self, level: int) -> list[int]:
+        """The residuals of a level."""
+        return self.weight[level].slots + ([] if self.bias is None else self.bias[level].slots)
+
+    def __call__(
+        self, weight: Array, bias: Array | None, residuals: Mapping[int, Array], level: int = 0
+    ) -> Array:
+        weight = self.weight[level](weight, residuals)
+        biases = self.bias if bias is not None else None
+        if biases is not None:
+            bias = biases[level](bias, residuals)
+        if level + 1 == len(self.weight):
+            return weight if biases is None or bias is None else weight + bias
+        inner = range(level + 1, len(self.weight))
+        own = {slot: residuals[slot] for i in inner for slot in self.slots(i)}
+        axis = lambda chain: 0 if chain.scanned else None
+        return jax.vmap(
+            lambda w, b, r: self(w, b, {**residuals, **r}, level + 1),
+            in_axes=(axis(self.weight[level + 1]), biases and axis(biases[level + 1]), 0),
+        )(weight, bias, own)
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["arrays", "count"],
+    meta_fields=["programs", "layout", "bias_layout", "devices"],
+)
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """What the outputs of a neuron without a matrix form depend on, beside its parameters.
+
+    Attributes:
+      arrays: of each site, by slot.
+      count: n, the number of positions.
+      devices: as of `Rows`.
+    """
+
+    arrays: tuple[dict[str, Array], ...]
+    count: Array
+    programs: tuple[Program, ...]
+    layout: Layout
+    bias_layout: Layout | None
+    devices: tuple[str, ...] = ()
+
+    def averaged_over(self, devices: tuple[str, ...]) -> Residuals:
+        """The same, as a part of what is spread over the devices along these axes."""
+        return dataclasses.replace(self, devices=devices, count=lax.pmean(self.count, devices))
+
+    def only_if(self, flag: Array) -> Residuals:
+        """The same, said to come from no positions, and so to be ignored, unless `flag`."""
+        return dataclasses.replace(self, count=jnp.where(flag, self.count, 0))
+
+    def outputs(self, weight: Array, bias: Array | None) -> tuple[Array, ...]:
+        """The neuron's outputs at all its positions, for parameters given as matrices."""
+        weight = self.layout.from_matrix(weight)
+        if bias is not None and self.bias_layout is not None:
+            bias = self.bias_layout.from_matrix(bias[:, None, :])
+        return tuple(
+            program(weight, bias, {int(slot): value for slot, value in arrays.items()})
+            for program, arrays in zip(self.programs, self.arrays, strict=True)
+        )
+
+    def squared(self) -> Residuals:
+        """The same with the square of every number."""
+        square = lambda x: x * x if jnp.issubdtype(x.dtype, jnp.inexact) else x
+        return dataclasses.replace(self, arrays=jax.tree.map(square, self.arrays))

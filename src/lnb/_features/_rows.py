@@ -1,0 +1,241 @@
+"""What a neuron was fed, as rows [blocks, positions, inputs], and the sums that M is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ._layout import Layout
+from ._windows import Windows, cheaper_windows, in_parameter_order
+
+HIGHEST = lax.Precision.HIGHEST
+
+
+def accumulator(dtype: Any) -> Any:
+    """The dtype of statistics and solves: float32 at least."""
+    wide = jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits > 32
+    return jnp.dtype(dtype if wide else jnp.float32)
+
+
+class Sums(NamedTuple):
+    """Sums over positions.
+
+    Attributes:
+      second: of x x^T, [blocks, inputs, inputs]; of a lookup its diagonal, [blocks, inputs].
+      first: of x, [blocks, inputs]; of a lookup that is the diagonal again.
+    """
+
+    second: Array
+    first: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """How the array that a site is fed stands as rows.
+
+    Take patches (of a convolution), reshape to `sizes`; then `blocks`, `positions` and `inputs` say
+    which axes are which, in the order of the weight's layout. The axes of the loops around the site
+    come first: a loop over weights is an axis of blocks, any other one of positions.
+
+    Attributes:
+      kind: of the site.
+      loops: how many loops there are around the site.
+      loop_sizes: the sizes of their axes.
+      sizes: those of the array itself, or of its patches.
+      inputs_count: the number of inputs.
+      scale: a constant that multiplies the weight.
+      examples: the axis, of `sizes`, along which examples may be left out; `None` if there is none.
+      options: of the patches, of the lookup, of the products.
+      stride: every so many examples are kept.
+    """
+
+    kind: str
+    loops: int
+    loop_sizes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    positions: tuple[int, ...]
+    inputs: tuple[int, ...]
+    inputs_count: int
+    scale: float
+    examples: int | None
+    options: tuple[tuple[str, Any], ...] = ()
+    stride: int = 1
+
+    def thinned(self, stride: int) -> Arrangement:
+        """The same, with every so many examples only."""
+        return dataclasses.replace(self, stride=stride)
+
+    # -- in the forward pass, once for each iteration of the loops -------------------------------
+
+    def thin(self, *fed: Array) -> Array:
+        """The array to keep, of what the site was fed: every so many examples of it."""
+        if self.kind == "lookup":
+            return fed[0].reshape(-1)
+        x = self._product(fed) if self.kind == "scale" else fed[0]
+        if self.kind != "conv":
+            x = x.reshape(self.sizes)
+        if self.stride == 1 or self.examples is None:
+            return x
+        numbers = dict(self.options).get("dimension_numbers")
+        axis = self.examples if numbers is None else numbers.lhs_spec[0]
+        return lax.slice_in_dim(x, 0, None, self.stride, axis)
+
+    def _product(self, factors: Sequence[Array]) -> Array:
+        """The product of all that a scale met, as it was rearranged in between."""
+        product = jnp.ones((), factors[0].dtype)
+        for x, (steps, shape) in zip(factors, dict(self.options)["stages"], strict=True):
+            for step in steps:
+                product = step(product, {})
+            product = jnp.broadcast_to(product, shape) * jnp.broadcast_to(x, shape)
+        return product
+
+    # -- later, on what was kept -----------------------------------------------------------------
+
+    @property
+    def kept_sizes(self) -> tuple[int, ...]:
+        """The sizes of what `thin` keeps, or of its patches, with the loops' axes."""
+        sizes = list(self.sizes)
+        if self.examples is not None:
+            sizes[self.examples] = -(-sizes[self.examples] // self.stride)
+        return (*self.loop_sizes, *sizes)
+
+    @property
+    def weight(self) -> float:
+        """How many positions each that is kept stands for."""
+        if self.examples is None or self.stride == 1:
+            return 1.0
+        size = self.sizes[self.examples]
+        return size / -(-size // self.stride)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """That of the rows: blocks, positions that are kept, inputs."""
+        sizes = self.kept_sizes
+        count = lambda axes: math.prod(sizes[i] for i in axes)
+        return count(self.blocks), count(self.positions), self.inputs_count
+
+    def kept(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape is what `thin` keeps, from all iterations of the loops."""
+        if self.kind != "conv":
+            return math.prod(shape) == math.prod(self.kept_sizes)
+        image = dict(self.options)["image_shape"]
+        return len(shape) == self.loops + len(image)
+
+    def rows(self, x: Array) -> Array:
+        """Rows [blocks, positions, inputs]; of a lookup, the indices [blocks, positions]."""
+        if self.kind == "conv":
+            options = {k: v for k, v in self.options if k != "image_shape"}
+            take = functools.partial(lax.conv_general_dilated_patches, **options, precision=HIGHEST)
+            for _ in range(self.loops):
+                take = jax.vmap(take)
+            x = take(x)
+        x = x.reshape(self.kept_sizes).transpose((*self.blocks, *self.positions, *self.inputs))
+        if self.kind == "lookup":
+            return x.reshape(self.shape[:2])
+        return x.reshape(self.shape).astype(accumulator(x.dtype)) * self.scale
+
+    def sums(self, x: Array) -> Sums:
+        """Of all positions, those left out included: each that is kept stands for several."""
+        if self.kind == "lookup":
+            counts = self.occurrences(x)
+            return Sums(counts * self.scale**2, counts * self.scale)
+        windows = self._windows()
+        if windows is None:
+            rows = self.rows(x)
+            second = jnp.matmul(rows.mT, rows, precision=HIGHEST)
+            return Sums(second * self.weight, jnp.sum(rows, axis=1) * self.weight)
+        dtype = accumulator(x.dtype)
+        sizes, inputs = self.kept_sizes, self.inputs
+        second = in_parameter_order(windows.second(x, dtype), windows.taps, sizes, inputs, 2)
+        first = in_parameter_order(windows.first(x, dtype), windows.taps, sizes, inputs, 1)
+        weight = self.weight * self.scale
+        return Sums(second[None] * (weight * self.scale), first[None] * weight)
+
+    def occurrences(self, x: Array) -> Array:
+        """How often each row was looked up: the diagonal of the one-hot features' x x^T."""
+        mode = "clip" if dict(self.options)["mode"] == lax.GatherScatterMode.CLIP else "drop"
+        blank = jnp.zeros(self.inputs_count, jnp.result_type(float))
+        return jax.vmap(lambda indices: blank.at[indices].add(1, mode=mode))(self.rows(x))
+
+    def flops(self) -> float:
+        """Of `sums`."""
+        blocks, positions, inputs = self.shape
+        if self.kind == "lookup":
+            return float(blocks * positions)
+        windows = self._windows()
+        return 2.0 * blocks * positions * inputs**2 if windows is None else windows.flops()
+
+    def _windows(self) -> Windows | None:
+        """Of a convolution, where sums over its windows need no patches."""
+        if self.kind != "conv" or self.loops or self.blocks:
+            return None
+        options = dict(self.options)
+        shape = list(options["image_shape"])
+        if self.examples is not None:
+            shape[options["dimension_numbers"].lhs_spec[0]] = self.kept_sizes[self.examples]
+        return cheaper_windows(tuple(shape), options)
+
+
+class SiteRows(NamedTuple):
+    """A site, as the metric needs it: its rows, and how it sees the neuron's parameters.
+
+    Attributes:
+      fraction: how much of the parameter the site sees; its positions count by as much.
+    """
+
+    arrangement: Arrangement
+    layout: Layout
+    bias_layout: Layout | None
+    fraction: float = 1.0
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["arrays", "positions"],
+    meta_fields=["sites", "devices"],
+)
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What a neuron was fed.
+
+    Attributes:
+      arrays: of each site, as it was handed out by the forward pass.
+      positions: of each site, the number of positions; those that were left out count, those in a
+        branch that was not taken do not.
+      sites: what the arrays mean.
+      devices: the mesh axes along which devices have rows of their own, inside a `shard_map`.
+    """
+
+    arrays: tuple[Array, ...]
+    positions: tuple[Array, ...]
+    sites: tuple[SiteRows, ...]
+    devices: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> Array:
+        """n, the number of positions of all sites."""
+        parts = (s.fraction * n for s, n in zip(self.sites, self.positions, strict=True))
+        return jnp.round(functools.reduce(jnp.add, parts))
+
+    def averaged_over(self, devices: tuple[str, ...]) -> Rows:
+        """The same, as a part of the rows that are spread over the devices along these axes."""
+        return dataclasses.replace(
+            self, devices=devices, positions=lax.pmean(self.positions, devices)
+        )
+
+    def only_if(self, flag: Array) -> Rows:
+        """The same, said to come from no positions, and so to be ignored, unless `flag`."""
+        positions = tuple(jnp.where(flag, n, 0) for n in self.positions)
+        return dataclasses.replace(self, positions=positions)
+
+    def __iter__(self) -> Iterator[tuple[SiteRows, Array, Array]]:
+        """Each site, its array and its number of positions."""
+        return zip(self.sites, self.arrays, self.positions, strict=True)

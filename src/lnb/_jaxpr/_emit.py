@@ -1,0 +1,178 @@
+"""The emitting pass: runs the program anew, with what the sites were fed as further outputs.
+
+Control flow is written again through JAX's public functions around the interpreted inner program,
+so that custom derivative rules, rematerialisation and shardings stay what they were; whatever holds
+no site is bound unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from .._features import Arrangement
+from .._sharding import gathered
+from ._flow import split
+from ._values import Scope, Site
+from ._versions import INLINE, Body, Equation, is_literal, varying_axes
+
+# What leaves the program, by plan: `"rows"`, or the number of each residual's slot; and `"count"`
+# where a branch decides at run time how many positions there are.
+Payloads = dict[tuple[int, str], Any]
+
+
+class Plan(NamedTuple):
+    """What to hand out at a site: its features as rows, or else the residuals of its program."""
+
+    key: int
+    site: Site
+    arrangement: Arrangement | None
+
+
+class Emitter:
+    """Runs a program and emits what the plans say."""
+
+    def __init__(self, plans: Sequence[Plan], origins: dict[int, tuple[Scope, Any]]):
+        self.plans = {plan.key: plan for plan in plans}
+        self.outputs: dict[Scope, list[tuple[Plan, int | None, Any]]] = {}
+        for plan in plans:
+            if plan.arrangement is not None:
+                self.outputs.setdefault(plan.site.scope, []).append((plan, None, None))
+                continue
+            program = plan.site.program
+            for slot in {s for level in range(len(program.weight)) for s in program.slots(level)}:
+                scope, var = origins[slot]
+                self.outputs.setdefault(scope, []).append((plan, slot, var))
+
+    def _live(self, scope: Scope) -> bool:
+        inner = (s for scopes in scope.inner.values() for s in scopes)
+        return scope in self.outputs or any(map(self._live, inner))
+
+    def changed(self, scope: Scope, var: Any, value: Any) -> Any:
+        """The value of a variable, once it is computed: a hook for subclasses."""
+        del scope, var
+        return value
+
+    def run(self, scope: Scope, body: Body, arguments: Sequence[Any]) -> tuple[list[Any], Payloads]:
+        """The program's outputs, and the payloads."""
+        env: dict[Any, Any] = dict(body.constants)
+        env.update(zip(body.invars, arguments, strict=True))
+        read = lambda atom: atom.val if is_literal(atom) else env[atom]
+        payloads: Payloads = {}
+        for index, eqn in enumerate(body.equations):
+            operands = [read(atom) for atom in eqn.invars]
+            inner = scope.inner.get(index, ())
+            with eqn.context():
+                if any(map(self._live, inner)):
+                    outs, emitted = self.nested(inner, eqn, operands)
+                    payloads |= emitted
+                else:
+                    outs = eqn.bind(*operands)
+                    outs = outs if eqn.several else [outs]
+            for var, out in zip(eqn.outvars, outs, strict=True):
+                env[var] = self.changed(scope, var, out)
+        for plan, slot, var in self.outputs.get(scope, ()):
+            if plan.arrangement is None:
+                payloads[plan.key, str(slot)] = lax.stop_gradient(read(var))
+            else:
+                fed = [lax.stop_gradient(read(atom)) for atom in plan.site.features]
+                payloads[plan.key, "rows"] = gathered(plan.arrangement.thin, *fed)
+        return [read(atom) for atom in body.outvars], payloads
+
+    def nested(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        if eqn.name in INLINE:
+            wrap = {"jit": _jit, "checkpoint": _checkpoint, "call": _call}[eqn.name]
+            return wrap(eqn, lambda *xs: self.run(inner[0], eqn.bodies[0], xs))(*operands)
+        return {"scan": self.scan, "cond": self.cond, "shard_map": self.shard_map}[eqn.name](
+            inner, eqn, operands
+        )
+
+    def scan(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        """A loop stacks its payloads, as it does its outputs."""
+        params, (body,) = eqn.params, eqn.bodies
+        carried = params["carry"]
+        consts, init, xs = split(operands, [params["consts"], carried])
+
+        def step(carry: list[Any], x: list[Any]):
+            outs, payloads = self.run(inner[0], body, [*consts, *carry, *x])
+            return outs[:carried], (outs[carried:], payloads)
+
+        values, (ys, payloads) = lax.scan(step, init, xs, **params["options"])
+        return [*values, *ys], payloads
+
+    def cond(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        """In a branch that is not taken, all payloads are zeros."""
+        index, *operands = operands
+        branches: list[Callable[..., Any]] = [
+            lambda *xs, s=scope, b=branch: self.branch(s, b, xs)
+            for scope, branch in zip(inner, eqn.bodies, strict=True)
+        ]
+        shapes: Payloads = {}
+        for branch in branches:
+            shapes.update(jax.eval_shape(branch, *operands)[1])
+
+        def filled(branch: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*xs: Any):
+                outs, payloads = branch(*xs)
+                blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+                return outs, {**blank, **payloads}
+
+            return run
+
+        return lax.switch(jnp.asarray(index, jnp.int32), [filled(b) for b in branches], *operands)
+
+    def branch(self, scope: Scope, branch: Body, operands: Sequence[Any]):
+        """Counts are outputs from here on: a branch that is not taken counts nothing."""
+        outs, payloads = self.run(scope, branch, operands)
+        for key in {key for key, _ in payloads}:
+            count = self.plans[key].site.count(len(scope.loops))
+            payloads.setdefault((key, "count"), jnp.asarray(count, jnp.float32))
+        return outs, payloads
+
+    def shard_map(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        """Payloads are stacked over the devices, as those of a loop are over its iterations."""
+        params, (body,) = eqn.params, eqn.bodies
+        axes = tuple(sorted(params["axes"], key=list(params["mesh"].axis_names).index))
+
+        def stacked(x: Any) -> Any:
+            same = tuple(axis for axis in axes if axis not in varying_axes(x))
+            return (lax.pcast(x, same, to="varying") if params["check_vma"] and same else x)[None]
+
+        def local(*xs: Any):
+            outs, payloads = self.run(inner[0], body, xs)
+            return outs, jax.tree.map(stacked, payloads)
+
+        return jax.shard_map(
+            local,
+            mesh=params["mesh"],
+            in_specs=params["in_specs"],
+            out_specs=(list(params["out_specs"]), PartitionSpec(axes)),
+            check_vma=params["check_vma"],
+            axis_names=set(params["axes"]),
+        )(*operands)
+
+
+def _call(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
+    return run
+
+
+def _checkpoint(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
+    params = eqn.params
+    return jax.checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])
+
+
+def _jit(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
+    params = eqn.params
+    run.__name__ = params["name"]
+    ins, outs = params["in_shardings"], params["out_shardings"]
+    options: dict[str, Any] = {"inline": params["inline"]}
+    if any(s is not None for s in ins):
+        options["in_shardings"] = tuple(ins)
+    if any(s is not None for s in outs):
+        options["out_shardings"] = (outs, None)
+    return jax.jit(run, **options)
