@@ -447,7 +447,6 @@ def ragged(params, x, choice):
     return jnp.mean(jnp.tanh(jax.lax.ragged_dot(x, params["w"], sizes)))
 
 
-@pytest.mark.xfail(reason="one second moment an expert needs features as rows")
 @pytest.mark.parametrize("experts", [gathered, gathered_under_vmap, ragged])
 def test_experts_are_neurons(experts):
     """One second moment an expert: that of the examples that it is given."""

@@ -341,7 +341,7 @@ def _fits(features: Any, neuron: Neuron) -> bool:
         if any((site.layout, site.bias_layout) != own for site in features.sites):
             return False
     shapes = (site.layout.shape == neuron.layout.shape for site in features.sites)
-    kept = (site.arrangement.kept(x.shape) for site, x, _ in features)
+    kept = (site.arrangement.kept(x) for site, x, _ in features)
     return all(shapes) and all(kept)
 
 

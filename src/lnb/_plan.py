@@ -32,6 +32,7 @@ def thinned(sites: Sequence[SiteRows], rows: str) -> tuple[SiteRows, ...]:
             return site
         alike = [s.arrangement for s in sites if s.layout == site.layout]
         enough = min(max(ROWS * a.inputs_count, FEW), max(a.inputs_count, MANY))
+        enough *= 1 if a.experts is None else a.experts.count
         stride = sum(other.shape[1] for other in alike) // enough
         longest = a.sizes[a.examples] // EXAMPLES
         return site._replace(arrangement=a.thinned(max(1, min(stride, longest))))

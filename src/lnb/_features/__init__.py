@@ -1,13 +1,15 @@
 """What neurons were fed, as arrays. Nothing here knows how a program is traced.
 
 `_dims` and `_layout` say how a parameter stands as a matrix, `_rows` how features stand as rows,
-`_windows` how convolutions do without patches, `_residuals` what is kept where there is no matrix.
+`_windows` how convolutions do without patches, `_experts` which rows are whose, `_residuals` what is kept where there is no matrix.
 """
 
 from . import _dims as dims
 from ._dims import Axes as Axes
 from ._dims import Axis as Axis
 from ._dims import Dim as Dim
+from ._experts import Gathered as Gathered
+from ._experts import Ragged as Ragged
 from ._layout import Layout as Layout
 from ._residuals import Chain as Chain
 from ._residuals import Program as Program
@@ -25,8 +27,10 @@ __all__ = [
     "Axis",
     "Chain",
     "Dim",
+    "Gathered",
     "Layout",
     "Program",
+    "Ragged",
     "Residuals",
     "Rows",
     "SiteRows",

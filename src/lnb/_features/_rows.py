@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ._experts import Gathered, Ragged
 from ._layout import Layout
 from ._windows import Windows, cheaper_windows, in_parameter_order
 
@@ -75,10 +76,16 @@ class Arrangement:
 
     # -- in the forward pass, once for each iteration of the loops -------------------------------
 
-    def thin(self, *fed: Array) -> Array:
-        """The array to keep, of what the site was fed: every so many examples of it."""
+    @property
+    def experts(self) -> Gathered | Ragged | None:
+        return dict(self.options).get("experts")
+
+    def thin(self, *fed: Array) -> Any:
+        """What to keep of all that the site was fed: every so many examples of it."""
         if self.kind == "lookup":
-            return fed[0].reshape(-1)
+            return fed[0][..., dict(self.options)["column"]].reshape(-1)
+        if self.experts is not None:  # features, and the expert of each position
+            return jax.tree.map(lambda x: x[:: self.stride], self.experts.rows(*fed))
         x = self._product(fed) if self.kind == "scale" else fed[0]
         if self.kind != "conv":
             x = x.reshape(self.sizes)
@@ -120,17 +127,21 @@ class Arrangement:
         """That of the rows: blocks, positions that are kept, inputs."""
         sizes = self.kept_sizes
         count = lambda axes: math.prod(sizes[i] for i in axes)
-        return count(self.blocks), count(self.positions), self.inputs_count
+        blocks = count(self.blocks) * (1 if self.experts is None else self.experts.count)
+        return blocks, count(self.positions), self.inputs_count
 
-    def kept(self, shape: Sequence[int]) -> bool:
-        """Whether an array of this shape is what `thin` keeps, from all iterations of the loops."""
+    def kept(self, x: Any) -> bool:
+        """Whether this has the shape of what `thin` keeps, from all iterations of the loops."""
+        shape = x.shape if self.experts is None else x[0].shape
         if self.kind != "conv":
             return math.prod(shape) == math.prod(self.kept_sizes)
         image = dict(self.options)["image_shape"]
         return len(shape) == self.loops + len(image)
 
-    def rows(self, x: Array) -> Array:
+    def rows(self, x: Any) -> Array:
         """Rows [blocks, positions, inputs]; of a lookup, the indices [blocks, positions]."""
+        if self.experts is not None:
+            return self._rows_of_experts(self.experts.count, *x)
         if self.kind == "conv":
             options = {k: v for k, v in self.options if k != "image_shape"}
             take = functools.partial(lax.conv_general_dilated_patches, **options, precision=HIGHEST)
@@ -142,7 +153,17 @@ class Arrangement:
             return x.reshape(self.shape[:2])
         return x.reshape(self.shape).astype(accumulator(x.dtype)) * self.scale
 
-    def sums(self, x: Array) -> Sums:
+    def _rows_of_experts(self, count: int, x: Array, expert: Array) -> Array:
+        """Each expert sees zeros where another one was chosen: such rows count for nothing."""
+        *_, positions, inputs = self.shape
+        x = x.reshape(self.kept_sizes).transpose((*self.blocks, *self.positions, *self.inputs))
+        x = x.reshape(-1, 1, positions, inputs).astype(accumulator(x.dtype)) * self.scale
+        sizes = [self.kept_sizes[i] for i in sorted((*self.blocks, *self.positions))]
+        expert = expert.reshape(sizes).transpose((*self.blocks, *self.positions))
+        own = jax.nn.one_hot(expert.reshape(-1, positions), count, axis=1, dtype=x.dtype)
+        return (own[..., None] * x).reshape(self.shape)
+
+    def sums(self, x: Any) -> Sums:
         """Of all positions, those left out included: each that is kept stands for several."""
         if self.kind == "lookup":
             counts = self.occurrences(x)

@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._features import Axis, Dim, dims
+from jax import lax
+
+from .._features import Axis, Dim, Gathered, Ragged, dims
 from ._values import Data, Output, Value, View
 from ._versions import Equation
 
@@ -143,21 +145,106 @@ def _gather(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Foun
         "features": (indices,),
         "positions": math.prod(_shape(indices)[:-1]),
     }
-    row = numbers.start_index_map[0]
-    simple = (
-        len(numbers.start_index_map) == 1
-        and tuple(numbers.collapsed_slice_dims) == (row,)
-        and not numbers.operand_batching_dims
-        and all(n == m for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if i != row)
-    )
-    if not simple or view.axes is None or not dims.of_elements(dims.flatten(view.axes)):
+    # Along all axes but one the slices are whole: `vmap` of an index writes it in this way.
+    cut = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
+    cut = cut or list(numbers.start_index_map[:1])
+    if len(cut) != 1 or sizes[cut[0]] != 1 or numbers.operand_batching_dims:
+        return found
+    (row,), mode = cut, eqn.params["mode"]
+    clipped = len(numbers.start_index_map) == 1 or mode == lax.GatherScatterMode.CLIP
+    if not clipped or row not in numbers.start_index_map:
+        return found
+    if view.axes is None or not dims.of_elements(dims.flatten(view.axes)):
         return found
     outputs = dims.flatten(axis for i, axis in enumerate(view.axes) if i != row)
+    sliced = [i for i in range(len(shape)) if i not in numbers.collapsed_slice_dims]
+    out_axes = list(dims.repeated(_shape(eqn.outvars[0])))
+    for place, i in zip(numbers.offset_dims, sliced, strict=True):
+        out_axes[place] = () if i == row else view.axes[i]
     return {
         **found,
         "roles": ((), view.axes[row], outputs),
         "feature_axes": dims.repeated([found["positions"]]),
-        "options": {"mode": eqn.params["mode"]},
+        "output_axes": tuple(out_axes),
+        "options": {
+            "mode": mode,
+            "column": numbers.start_index_map.index(row),
+            "index_axes": tuple(set(range(len(out_axes))).difference(numbers.offset_dims)),
+        },
+    }
+
+
+def experts(eqn: Equation, at: int, output: Output) -> Found:
+    """The site of weights that were looked up, one for each position: operand `at` of a product.
+
+    What a lookup said is replaced: there is one matrix for each row of the table, and the features
+    of a position count for the matrix that it chose.
+    """
+    contracting, batch = eqn.params["dimension_numbers"]
+    w_contracted, w_batch = contracting[at], batch[at]
+    x_contracted, x_batch = contracting[1 - at], batch[1 - at]
+    x_shape = _shape(eqn.invars[1 - at])
+    # Axes of the index have no element of the weight.
+    is_chosen = [not dims.of_elements(axis) for axis in output.axes]
+    free = [i for i in range(len(is_chosen)) if i not in {*w_contracted, *w_batch}]
+    if any(is_chosen[i] for i in w_contracted) or not all(is_chosen[i] for i in w_batch):
+        return None
+    looked_up = output.site
+    assert looked_up.roles is not None
+    inputs = dims.flatten(output.axes[i] for i in w_contracted)
+    several = [i for i in free if is_chosen[i]]  # experts that share one position's features
+    x_free = [i for i in range(len(x_shape)) if i not in {*x_contracted, *x_batch}]
+    shared = math.prod(x_shape[i] for i in x_batch)
+    each = math.prod(x_shape[i] for i in x_free)
+    positions = looked_up.positions * each
+    weights = [i for i in range(len(is_chosen)) if not is_chosen[i]]
+    choice = Gathered(
+        count=dims.size(looked_up.roles[1]),
+        column=looked_up.options["column"],
+        index_axes=looked_up.options["index_axes"],
+        table_shape=_shape(looked_up.output),
+        steps=output.steps,
+        table_order=(*w_batch, *several, *weights),
+        features_order=(*x_batch, *x_free, *x_contracted),
+        sizes=(shared, each, looked_up.positions // shared),
+    )
+    outputs = dims.flatten(output.axes[i] for i in free if not is_chosen[i])
+    return {
+        "kind": "dense",
+        "features": (eqn.invars[1 - at], *looked_up.features),
+        "positions": positions,
+        "roles": (looked_up.roles[1], inputs, outputs),
+        "feature_axes": ((Dim(positions, 0),), inputs),
+        "examples": 0,
+        "options": {"experts": choice},
+        "output_axes": None,
+    }
+
+
+def _ragged(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
+    """`lax.ragged_dot`: examples in the order of their experts, and how many each expert has."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    contracting, batch = numbers.dot_dimension_numbers
+    x_shape, group = _shape(eqn.invars[0]), tuple(numbers.rhs_group_dimensions)
+    plain = len(x_shape) == 2 and len(group) == 1 and not batch[0] and len(contracting[1]) == 1
+    (ragged,), (contracted,) = numbers.lhs_ragged_dimensions, contracting[0]
+    if at != 1 or not plain or ragged == contracted:
+        return None
+    found = {
+        "kind": "dense",
+        "features": (eqn.invars[0], eqn.invars[2]),
+        "positions": x_shape[ragged],
+    }
+    if view.axes is None or not dims.of_elements(dims.flatten(view.axes)):
+        return found
+    inputs = view.axes[contracting[1][0]]
+    rest = [i for i in range(len(view.axes)) if i not in {*group, *contracting[1]}]
+    return {
+        **found,
+        "roles": (view.axes[group[0]], inputs, dims.flatten(view.axes[i] for i in rest)),
+        "feature_axes": ((Dim(x_shape[ragged], 0),), inputs),
+        "examples": 0,
+        "options": {"experts": Ragged(_shape(eqn.invars[1])[group[0]], (ragged, contracted))},
     }
 
 
@@ -173,6 +260,7 @@ SITE_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Found]] = {
     "conv_general_dilated": _conv,
     "mul": _mul,
     "div": _mul,
+    "ragged_dot_general": _ragged,
     "gather": _gather,
     "dynamic_slice": _pick,
 }

@@ -14,6 +14,7 @@ from .._features import Step, dims
 from . import _flow
 from ._constants import (
     ADDITIONS,
+    REARRANGING,
     blend,
     captured,
     differentiable,
@@ -21,7 +22,7 @@ from ._constants import (
     fold,
     read,
 )
-from ._sites import SITE_RULES, first_position, pair_bias
+from ._sites import SITE_RULES, experts, first_position, pair_bias
 from ._tail import tail_of
 from ._values import MIXED, Const, Data, Entangled, Output, Scope, Site, Use, Value, View
 from ._versions import INLINE, Body, Equation, is_literal
@@ -174,7 +175,8 @@ class Walker:
         output = data.output
         if eqn.name == "sub" and at == 1:
             view = view.then(Step(jnp.negative, "neg"), scale=-view.scale)
-        if isinstance(output, Output) and output.site.bias is None:
+        paired = isinstance(output, Output) and output.site.kind != "lookup"
+        if paired and output.site.bias is None:
             pairs = pair_bias(view, output, eqn.outvars[0].aval.shape)
             if pairs is not None:
                 site = output.site
@@ -187,11 +189,14 @@ class Walker:
 
     def data(self, scope: Scope, eqn: Equation, values: list[Value]) -> list[Value]:
         """An equation without parameters. Site outputs pass through it, and scales grow in it."""
-        if eqn.name == "mul":
-            for at, value in enumerate(values):
-                output = value.output if isinstance(value, Data) else None
-                if isinstance(output, Output) and _goes_on(scope, eqn, values, at, output):
-                    return [self.rescale(scope, eqn, at, output)]
+        for at, value in enumerate(values):
+            output = value.output if isinstance(value, Data) else None
+            if not isinstance(output, Output):
+                continue
+            if eqn.name == "mul" and _goes_on(scope, eqn, values, at, output):
+                return [self.rescale(scope, eqn, at, output)]
+            if output.site.kind == "lookup":
+                return [self.looked_up(scope, eqn, at, output)] * len(eqn.outvars)
         return [blend(eqn, values)] * len(eqn.outvars)
 
     def rescale(self, scope: Scope, eqn: Equation, at: int, output: Output) -> Value:
@@ -210,6 +215,21 @@ class Walker:
         site.examples = first_position(axes)
         site.positions = dims.size(dim for dim in dims.flatten(axes) if dim.stride == 0)
         return Data(Output(site, axes))
+
+    def looked_up(self, scope: Scope, eqn: Equation, at: int, output: Output) -> Value:
+        """Rows of a table go on; a product with data makes them weights, those of experts."""
+        if scope is not output.site.scope or scope.uses[eqn.invars[at]] != 1:
+            return Data(MIXED)
+        if eqn.name in REARRANGING:
+            return blend(eqn, [Data(output)])
+        readable = eqn.name == "dot_general" and not eqn.unreadable
+        found = experts(eqn, at, output) if readable else None
+        if found is None:
+            return Data(MIXED)
+        site = output.site
+        site.steps = (*site.steps, *output.steps, self.step(scope, eqn, at, 0))
+        vars(site).update(found, output=eqn.outvars[0])
+        return Data(MIXED)
 
     def step(self, scope: Scope, eqn: Equation, at: int, output: int) -> Step:
         slots, literals = [], []
