@@ -61,20 +61,6 @@ def peak_bytes(program: Any) -> int:
     )
 
 
-def kernels(program: Any) -> int:
-    """How many different pieces of code XLA has generated, which is what takes it time."""
-    text = re.sub(r", metadata=\{.*?\}", "", program.as_text())
-    generated = set(re.findall(r"kind=k(?:Loop|Input|Output), calls=%([\w.-]+)", text))
-    bodies = re.findall(r"^%([\w.-]+) \(.*?\{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE)
-    return len({_anonymous(body) for name, body in bodies if name in generated})
-
-
-def _anonymous(body: str) -> str:
-    """Code with names by the order in which they come."""
-    names: dict[str, str] = {}
-    return re.sub(r"%[\w.-]+", lambda m: names.setdefault(m[0], f"%{len(names)}"), body)
-
-
 def compiled(step: Callable, args: tuple[Any, ...]) -> Any:
     return jax.jit(step, donate_argnums=(0, 1)).lower(*args).compile()
 

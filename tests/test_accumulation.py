@@ -70,7 +70,6 @@ def test_what_is_orthogonalized_does_not_depend_on_the_cut():
     assert_close(*steps)
 
 
-@pytest.mark.xfail(reason="sums of features cannot be told from features, until they are rows")
 @pytest.mark.parametrize("jit", [False, True])
 def test_features_cannot_be_added(jit):
     neurons = lnb.find_neurons(loss_fn, PARAMS, *MICRO[0])

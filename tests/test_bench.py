@@ -18,7 +18,7 @@ TINY = "tiny MLP"
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     """Optax's own optimizers rely on the usual promotion of dtypes."""
-    monkeypatch.setitem(WORKLOADS, TINY, (partial(perceptron, (6, 9, 3), 40), Target(9, 9, 9)))
+    monkeypatch.setitem(WORKLOADS, TINY, (partial(perceptron, (6, 9, 3), 40), Target(9, 9)))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 

@@ -113,5 +113,7 @@ def test_diagonal_moments_are_those_of_the_whole_matrix(kind):
     x = np.random.default_rng(0).integers(5, size=30) if kind == "lookup" else x
     neuron, features = fed(x, kind != "lookup", kind)
     whole, part = moments(features), diagonal_moments(features, neuron.layout)
+    assert part.first is not None
+    assert whole.first is not None
     np.testing.assert_allclose(part.first, whole.first, rtol=1e-12)
     np.testing.assert_allclose(part.second, whole.square, rtol=1e-12)

@@ -62,10 +62,11 @@ def test_about_four_rows_an_input():
 
 def test_thinned_features_are_those_of_some_examples():
     """In plain code, and in rematerialised loops over weights."""
+    features: Any
     value, gradients, features = jax.jit(lnb.backprop(loss_fn, AUTO))(PARAMS, *BATCH)
     close((value, gradients), jax.value_and_grad(loss_fn)(PARAMS, *BATCH))
     x, y = BATCH
-    few_features = lnb.forward_features(loss_fn, ALL)(PARAMS, x[::8], y[::8])
+    few_features: Any = lnb.forward_features(loss_fn, ALL)(PARAMS, x[::8], y[::8])
     for name, few in few_features.items():
         assert features[name].count == 4096
         close(moments(features[name]), moments(few))
@@ -81,7 +82,7 @@ def test_a_convolution_keeps_images():
     features: Any = lnb.forward_features(loss_fn, neurons)(params, x)["w"]
     assert features.arrays[0].shape == (16, 2, 6, 6)  # with 576 positions, where 512 are enough
     whole = lnb.find_neurons(loss_fn, params, x, rows="all")
-    few = lnb.forward_features(loss_fn, whole)(params, x[::4])["w"]
+    few: Any = lnb.forward_features(loss_fn, whole)(params, x[::4])["w"]
     close(moments(features), moments(few))
 
 
@@ -99,7 +100,7 @@ def test_a_lookup_keeps_all_its_indices():
     params, tokens = {"embed": normal(0, 7, 3)}, jnp.arange(600).reshape(100, 6) % 5
     loss_fn = lambda params, tokens: jnp.mean(jnp.sin(params["embed"][tokens]))
     neurons = lnb.find_neurons(loss_fn, params, tokens)
-    features = lnb.forward_features(loss_fn, neurons)(params, tokens)["embed"]
+    features: Any = lnb.forward_features(loss_fn, neurons)(params, tokens)["embed"]
     np.testing.assert_allclose(moments(features).second, [[0.2] * 5 + [0.0] * 2], rtol=1e-6)
 
 

@@ -117,8 +117,7 @@ class EmittingLoss:
         shares = (site.view.fraction for site in c.sites)
         n = jnp.round(sum(share * n for share, n in zip(shares, positions, strict=True)))
         arrays = tuple(
-            {slot: x for (key, slot), x in payloads.items() if key == plan.key and slot != "count"}
-            for plan in plans
+            {slot: x for (key, slot), x in payloads.items() if key == plan.key} for plan in plans
         )
         programs = tuple(site.program for site in c.sites)
         return Residuals(arrays, n, programs, c.layout, c.bias_layout)

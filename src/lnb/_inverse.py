@@ -6,9 +6,12 @@ with it keep all cores or an accelerator busy, triangular solves do not.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 from jax import Array, lax
 
 from ._metric import Damping, Moments, Theta, block_mean, damping_constant, matmul
@@ -74,11 +77,12 @@ def invert(moments: Moments, kind: str, bias: bool, damping: Damping) -> Array:
 
 
 def inverse(matrix: Array) -> Array:
-    """The inverse of positive definite matrices [g, d, d]: C^-T C^-1, where C C^T is the matrix."""
-    lower = lax.linalg.cholesky(matrix)
-    identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
-    root = lax.linalg.triangular_solve(lower, identity, left_side=True, lower=True)
-    return matmul(root.mT, root)
+    """The inverse of positive definite matrices [g, d, d]; NaN where the factorisation fails."""
+    identity = jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+    factor = functools.partial(lax.linalg.cholesky, symmetrize_input=False)
+    invert = lambda x: jax.scipy.linalg.cho_solve((factor(x), True), identity)
+    # A batch of one takes more memory and time than a matrix.
+    return invert(matrix[0])[None] if len(matrix) == 1 else jax.vmap(invert)(matrix)
 
 
 def preconditioner(

@@ -131,13 +131,13 @@ class Neurons:
             lines += [f"  {path}: {reason}" for path, reason in self.unclaimed]
         return "\n".join(lines)
 
-    def costs(self) -> dict[str, _plan.Cost]:
+    def costs(self, norm: str = "auto") -> dict[str, _plan.Cost]:
         """The predicted cost of each neuron in a step of `lnb.lnb`, by name."""
         first: dict[Any, str] = {}
         return {
             n.name: _plan.predict(
                 n,
-                spectral=_plan.is_orthogonalized(n),
+                spectral=norm == "auto" and _plan.is_orthogonalized(n),
                 shares=first.setdefault((n.fed, n.bias is None), n.name) != n.name,
             )
             for n in self

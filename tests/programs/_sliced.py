@@ -132,7 +132,7 @@ class Attention(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Chosen(Layer):
-    """`x @ w[i]`, with i from the data: a lookup of whole matrices, for each example or for all."""
+    """`x @ w[i]`, with i from the data: a lookup of a whole matrix, or an expert each example."""
 
     width: int
     outputs: int
@@ -149,9 +149,14 @@ class Chosen(Layer):
         def lookup(w, b, hot):
             return np.tensordot(hot, w, 1)
 
+        def expert(w, b, features):
+            return np.einsum("be,btd,edo->bto", hot, features, w)
+
         index = np.asarray(data.each if self.each else data.flag).astype(int)
-        hot = tape.data(np.eye(2)[index])
-        found = tape.site(lookup, place / "w", None, hot, index.size)
+        hot = np.eye(2)[index]
+        if self.each:
+            return tape.site(expert, place / "w", None, x, x.value[..., 0].size)
+        found = tape.site(lookup, place / "w", None, tape.data(hot), index.size)
         return tape.pure(lambda x, found: x @ found, x, found)
 
     def __str__(self):

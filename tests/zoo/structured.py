@@ -287,6 +287,61 @@ def mixture_of_experts() -> Case:
     return Case(loss_fn, params, (normal(4, 9, 3),), by_hand, expected)
 
 
+@case
+def experts_by_index() -> Case:
+    """Each token takes two experts out of a table, in every layer of a scan, with biases."""
+    params = {"W": normal(0, 2, 4, 3, 3), "b": normal(1, 2, 4, 3), "first": normal(2, 4, 3, 3)}
+
+    def loss_fn(params, x, chosen, tokens):
+        def layer(x, weights):
+            outs = jnp.einsum("btd,btkdo->btko", x, weights["W"][chosen])
+            return x + jnp.mean(jnp.tanh(outs + weights["b"][chosen]), axis=2), None
+
+        x = x + jax.vmap(jax.vmap(lambda x, i: x @ params["first"][i]))(x, tokens)
+        x, _ = jax.lax.scan(layer, x, {name: params[name] for name in "Wb"})
+        return jnp.mean(jnp.sin(x))
+
+    def by_hand(tape, x, chosen, tokens):
+        x = x + tape(lambda w: jnp.einsum("btd,btdo->bto", x, w[tokens]), "first")
+        layers = []
+        for i in range(2):
+            select = lambda w, x=x, i=i: jnp.einsum("btd,btkdo->btko", x, w[i, chosen])
+            outs = select(tape["W"]) + tape["b"][i, chosen]
+            layers.append(select)
+            x = x + jnp.mean(jnp.tanh(outs), axis=2)
+        tape(lambda w: jnp.stack([select(w) for select in layers]), "W")
+        tape(lambda b: b[:, chosen], "b")
+        return jnp.mean(jnp.sin(x))
+
+    args = normal(3, 5, 2, 3), integers(4, 4, 5, 2, 2), integers(5, 4, 5, 2)
+    expected = (
+        Expected("first", None, "dense", 3, 3, 10),
+        Expected("W", None, "dense", 3, 3, 20),
+        Expected("b", None, "lookup", 4, 3, 20),
+    )
+    return Case(loss_fn, params, args, by_hand, expected)
+
+
+@case
+def experts_in_order() -> Case:
+    """`lax.ragged_dot`: tokens sorted by their experts; the last two have none."""
+    params = {"W": normal(0, 4, 3, 5), "V": normal(1, 4, 5, 2)}
+
+    def loss_fn(params, x, sizes):
+        hidden = jnp.tanh(jax.lax.ragged_dot(x, params["W"], sizes))
+        return jnp.mean(jnp.sin(jax.lax.ragged_dot(hidden, params["V"], sizes)))
+
+    def by_hand(tape, x, sizes):
+        before, place = jnp.cumsum(sizes) - sizes, jnp.arange(9)
+        own = [(place >= before[e]) & (place < before[e] + sizes[e]) for e in range(4)]
+        apply = lambda x, w: sum(mask[:, None] * (x @ w[e]) for e, mask in enumerate(own))
+        hidden = jnp.tanh(tape(lambda w: apply(x, w), "W"))
+        return jnp.mean(jnp.sin(tape(lambda w: apply(hidden, w), "V")))
+
+    expected = (Expected("W", None, "dense", 3, 5, 9), Expected("V", None, "dense", 5, 2, 9))
+    return Case(loss_fn, params, (normal(2, 9, 3), jnp.asarray([2, 0, 4, 1])), by_hand, expected)
+
+
 def _adapters(merged: bool) -> Case:
     params = {"A": normal(0, 4, 2), "B": normal(1, 2, 5)}
 

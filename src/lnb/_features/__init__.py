@@ -1,7 +1,8 @@
 """What neurons were fed, as arrays. Nothing here knows how a program is traced.
 
 `_dims` and `_layout` say how a parameter stands as a matrix, `_rows` how features stand as rows,
-`_windows` how convolutions do without patches, `_experts` which rows are whose, `_residuals` what is kept where there is no matrix.
+`_windows` how convolutions do without patches, `_experts` which rows are which expert's,
+`_residuals` what is kept where there is no matrix, `_seal` that features are not added up.
 """
 
 from . import _dims as dims

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._layout import Layout
+from ._seal import seal
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,9 +39,9 @@ class Step:
     literals: tuple[Any, ...] = (None,)
     output: int | None = None
 
-    def __call__(self, view: Array, residuals: Mapping[int, Array]) -> Array:
+    def __call__(self, view: Array, residuals: Mapping[str, Array]) -> Array:
         operands = [
-            _like(view, literal if slot is None else residuals[slot])
+            _like(view, literal if slot is None else residuals[str(slot)])
             for slot, literal in zip(self.operands, self.literals, strict=True)
         ]
         operands[self.position] = view
@@ -71,7 +72,7 @@ class Chain:
     steps: tuple[Step, ...] = ()
     scanned: bool = False
 
-    def __call__(self, view: Array, residuals: Mapping[int, Array]) -> Array:
+    def __call__(self, view: Array, residuals: Mapping[str, Array]) -> Array:
         for step in self.steps:
             view = step(view, residuals)
         return view
@@ -97,16 +98,16 @@ class Program:
         return self.weight[level].slots + ([] if self.bias is None else self.bias[level].slots)
 
     def __call__(
-        self, weight: Array, bias: Array | None, residuals: Mapping[int, Array], level: int = 0
+        self, weight: Array, bias: Array | None, residuals: Mapping[str, Array], level: int = 0
     ) -> Array:
         weight = self.weight[level](weight, residuals)
         biases = self.bias if bias is not None else None
-        if biases is not None:
+        if biases is not None and bias is not None:
             bias = biases[level](bias, residuals)
         if level + 1 == len(self.weight):
             return weight if biases is None or bias is None else weight + bias
         inner = range(level + 1, len(self.weight))
-        own = {slot: residuals[slot] for i in inner for slot in self.slots(i)}
+        own = {str(slot): residuals[str(slot)] for i in inner for slot in self.slots(i)}
         axis = lambda chain: 0 if chain.scanned else None
         return jax.vmap(
             lambda w, b, r: self(w, b, {**residuals, **r}, level + 1),
@@ -116,7 +117,7 @@ class Program:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["arrays", "count"],
+    data_fields=["arrays", "count", "seal"],
     meta_fields=["programs", "layout", "bias_layout", "devices"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -124,9 +125,10 @@ class Residuals:
     """What the outputs of a neuron without a matrix form depend on, beside its parameters.
 
     Attributes:
-      arrays: of each site, by slot.
+      arrays: of each site, by slot; `"count"` is 0 where a branch was not taken.
       count: n, the number of positions.
       devices: as of `Rows`.
+      seal: as of `Rows`.
     """
 
     arrays: tuple[dict[str, Array], ...]
@@ -135,6 +137,7 @@ class Residuals:
     layout: Layout
     bias_layout: Layout | None
     devices: tuple[str, ...] = ()
+    seal: Array = dataclasses.field(default_factory=seal, repr=False)
 
     def averaged_over(self, devices: tuple[str, ...]) -> Residuals:
         """The same, as a part of what is spread over the devices along these axes."""
@@ -150,7 +153,7 @@ class Residuals:
         if bias is not None and self.bias_layout is not None:
             bias = self.bias_layout.from_matrix(bias[:, None, :])
         return tuple(
-            program(weight, bias, {int(slot): value for slot, value in arrays.items()})
+            _if_taken(arrays.get("count"), program(weight, bias, arrays))
             for program, arrays in zip(self.programs, self.arrays, strict=True)
         )
 
@@ -158,3 +161,11 @@ class Residuals:
         """The same with the square of every number."""
         square = lambda x: x * x if jnp.issubdtype(x.dtype, jnp.inexact) else x
         return dataclasses.replace(self, arrays=jax.tree.map(square, self.arrays))
+
+
+def _if_taken(count: Array | None, outputs: Array) -> Array:
+    """Zeros where a branch was not taken: a bias is not added there."""
+    if count is None:
+        return outputs
+    taken = (count > 0).astype(outputs.dtype)
+    return outputs * taken.reshape(*count.shape, *(1,) * (outputs.ndim - count.ndim))

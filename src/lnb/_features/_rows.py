@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from ._experts import Gathered, Ragged
 from ._layout import Layout
+from ._seal import seal
 from ._windows import Windows, cheaper_windows, in_parameter_order
 
 HIGHEST = lax.Precision.HIGHEST
@@ -171,7 +172,7 @@ class Arrangement:
         windows = self._windows()
         if windows is None:
             rows = self.rows(x)
-            second = jnp.matmul(rows.mT, rows, precision=HIGHEST)
+            second = jnp.einsum("gnd,gne->gde", rows, rows, precision=HIGHEST)
             return Sums(second * self.weight, jnp.sum(rows, axis=1) * self.weight)
         dtype = accumulator(x.dtype)
         sizes, inputs = self.kept_sizes, self.inputs
@@ -220,7 +221,7 @@ class SiteRows(NamedTuple):
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["arrays", "positions"],
+    data_fields=["arrays", "positions", "seal"],
     meta_fields=["sites", "devices"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -233,12 +234,14 @@ class Rows:
         branch that was not taken do not.
       sites: what the arrays mean.
       devices: the mesh axes along which devices have rows of their own, inside a `shard_map`.
+      seal: refuses that features are added up.
     """
 
     arrays: tuple[Array, ...]
     positions: tuple[Array, ...]
     sites: tuple[SiteRows, ...]
     devices: tuple[str, ...] = ()
+    seal: Array = dataclasses.field(default_factory=seal, repr=False)
 
     @property
     def count(self) -> Array:

@@ -138,7 +138,18 @@ def _weight_claims(
         own_bias = None if bias_layout is None else bias
         whole = tuple(row._replace(fraction=1.0) for row in own)
         claim = Claim(
-            kind, weight, own_bias, group, layout, bias_layout, whole, inputs, d_out, n, suffix, True
+            kind,
+            weight,
+            own_bias,
+            group,
+            layout,
+            bias_layout,
+            whole,
+            inputs,
+            d_out,
+            n,
+            suffix,
+            True,
         )
         claims.append(claim)
     return claims

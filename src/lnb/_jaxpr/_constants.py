@@ -83,7 +83,12 @@ def _scalar(value: Any) -> Any:
 def fold(eqn: Equation, values: Sequence[Value]) -> list[Value]:
     """Known scalars stay known: scales such as 1 / sqrt(d), and the indices of loops."""
     captured = any(isinstance(value, Const) and value.captured for value in values)
-    unknown: list[Value] = [Const(captured=captured)] * len(eqn.outvars)
+    one_number = all(
+        isinstance(v, Const) and (v.uniform or (v.value is not None and np.size(v.value) == 1))
+        for v in values
+    )
+    uniform = one_number and bool(values) and (eqn.name in REARRANGING or eqn.name in _NUMPY)
+    unknown: list[Value] = [Const(captured=captured, uniform=uniform)] * len(eqn.outvars)
     if eqn.name == "iota" and len(eqn.outvars[0].aval.shape) == 1:
         return [Const(np.arange(eqn.outvars[0].aval.shape[0]))]
     known = [

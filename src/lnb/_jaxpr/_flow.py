@@ -13,7 +13,7 @@ from ._values import MIXED, Const, Data, Entangled, Scope, Use, Value, View
 from ._versions import Body, Equation, literals
 
 if TYPE_CHECKING:
-    from ._lineage import Walker
+    from ._walk import Walker
 
 
 def inline(

@@ -118,7 +118,7 @@ def _mul(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
     feature, shape = eqn.invars[1 - at], _shape(eqn.outvars[0])
     found = {"kind": "scale", "features": (feature,)}
     if view.axes is None:
-        units = math.prod(_shape(eqn.invars[at]))
+        units = math.prod(_shape(eqn.invars[at])) // view.repeats
         return {**found, "positions": max(1, math.prod(shape) // max(units, 1))}
     axes = dims.spread(view.axes, shape)
     flat = dims.flatten(axes)

@@ -19,11 +19,13 @@ class Const:
       value: where it is known (a scalar, or a short range).
       iterates: its values in the iterations of the innermost loop, where it is a known scalar.
       captured: whether it is an array that the loss closes over: it may well be the data.
+      uniform: whether it is known to be one number, repeated.
     """
 
     value: Any = None
     iterates: Any = None
     captured: bool = False
+    uniform: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ class View:
       loops: of each loop around, the dims that it slices the view along; empty if it does not.
       scale: the constant that multiplies it.
       fraction: how much of the parameter's elements it covers.
+      repeats: how many times it is repeated, where the axes do not tell.
     """
 
     parameter: int
@@ -46,6 +49,7 @@ class View:
     loops: tuple[Axis, ...] = ()
     scale: float = 1.0
     fraction: float = 1.0
+    repeats: int = 1
 
     def then(self, step: Step, **changes: Any) -> View:
         """The view after one more equation."""

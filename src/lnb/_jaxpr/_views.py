@@ -164,14 +164,18 @@ def _gathered(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Ch
 def _contracted(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     """With a constant that is no data: it is not captured, or has no axis for examples.
 
-    Derivatives inside the loss start from such: ones, or a direction.
+    Derivatives inside the loss start from such: ones, or a direction. Ones make the same of the
+    parameter for all examples.
     """
     other = values[1 - at]
     assert isinstance(other, Const)
     contracting, batch = eqn.params["dimension_numbers"]
-    axes = len(contracting[1 - at]) + len(batch[1 - at])
-    data = other.captured and axes < len(_shape(eqn.invars[1 - at]))
-    return None if data else _unstructured(eqn, at, view, values)
+    shape, bound = _shape(eqn.invars[1 - at]), {*contracting[1 - at], *batch[1 - at]}
+    free = [n for i, n in enumerate(shape) if i not in bound]
+    if other.captured and free:
+        return None
+    repeats = math.prod(free) if other.uniform else 1
+    return [{"axes": None, "repeats": view.repeats * repeats}]
 
 
 VIEW_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Changes]] = {

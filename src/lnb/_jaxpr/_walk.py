@@ -175,8 +175,7 @@ class Walker:
         output = data.output
         if eqn.name == "sub" and at == 1:
             view = view.then(Step(jnp.negative, "neg"), scale=-view.scale)
-        paired = isinstance(output, Output) and output.site.kind != "lookup"
-        if paired and output.site.bias is None:
+        if isinstance(output, Output) and output.site.kind != "lookup" and not output.site.bias:
             pairs = pair_bias(view, output, eqn.outvars[0].aval.shape)
             if pairs is not None:
                 site = output.site
