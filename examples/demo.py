@@ -85,14 +85,24 @@ OPTIMIZERS = {"LNB": with_lnb, "AdamW": with_adamw, "Muon": with_muon}
 
 
 def make(network: Network, optimizer: str, rate, params, batch):
+    """An optimizer of that name. The rate is traced, so that one program serves all rates."""
     shape = optax.warmup_cosine_decay_schedule(0.0, 1.0, WARM_UP, STEPS)
     return OPTIMIZERS[optimizer](network.loss, params, batch, lambda step: rate * shape(step))
 
 
+@partial(jax.jit, static_argnums=0)
+def init_params(network: Network, seed):
+    return network.init(jax.random.key(seed))
+
+
 @partial(jax.jit, static_argnums=(0, 1))
-def init(network: Network, optimizer: str, rate, seed, batch):
-    params = network.init(jax.random.key(seed))
-    return params, make(network, optimizer, rate, params, batch)[0].init(params)
+def init_optimizer(network: Network, optimizer: str, params, batch):
+    return make(network, optimizer, 0.0, params, batch)[0].init(params)
+
+
+def init(network: Network, optimizer: str, seed: int, batch):
+    params = init_params(network, seed)
+    return params, init_optimizer(network, optimizer, params, batch)
 
 
 @partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
@@ -121,7 +131,7 @@ def train(task: Task, optimizer: str, rate: float, seed: int, data: Any, every: 
     """Trains, and evaluates on `data` every so many steps. Only training steps are timed."""
     rng = np.random.default_rng(seed)
     network = task.network
-    state = init(network, optimizer, rate, seed, task.sample(rng))
+    state = init(network, optimizer, seed, task.sample(rng))
     run = Run(rate, [float(evaluate(network, state[0], data))], [0.0])
     for _ in range(STEPS // every):
         batches = jax.device_put([task.sample(rng) for _ in range(every)])
@@ -135,10 +145,12 @@ def train(task: Task, optimizer: str, rate: float, seed: int, data: Any, every: 
 
 
 def compile_programs(task: Task, optimizer: str) -> None:
-    """Takes one step, so that no run's seconds include compiling."""
-    batch = task.sample(np.random.default_rng(0))
-    state = init(task.network, optimizer, 0.0, 0, batch)
-    jax.block_until_ready(train_step(task.network, optimizer, 0.0, state, batch))
+    """Takes two steps, so that no run's seconds include compiling."""
+    batch = jax.device_put(task.sample(np.random.default_rng(0)))
+    state = init(task.network, optimizer, 0, batch)
+    for _ in range(2):
+        state = train_step(task.network, optimizer, 0.0, state, batch)
+    jax.block_until_ready(state)
 
 
 def best_rate(task: Task, optimizer: str, report: Callable) -> float:

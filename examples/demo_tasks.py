@@ -119,7 +119,7 @@ def transformer_loss(params, text):
 
 
 def shift(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Moves each image by up to one pixel in both directions, so that 1,078 of them go further."""
+    """Moves each image by up to one pixel in both directions: there are only 1,078 to train on."""
     padded = np.pad(images.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)), mode="edge")
     rows, columns = rng.integers(3, size=(2, len(images), 1)) + np.arange(8)
     image = np.arange(len(images))[:, None, None]
