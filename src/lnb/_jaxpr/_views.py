@@ -64,10 +64,10 @@ def _scale(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Chang
         return None
     other = values[1 - at]
     assert isinstance(other, Const)
-    if np.iscomplexobj(other.value):
+    if np.iscomplexobj(other.number):
         return None
-    if other.value is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
-        factor = np.reshape(other.value, ()).item()
+    if other.number is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
+        factor = other.number.item()
         if eqn.name == "div":
             factor = 1 / factor if factor else math.inf
         return [{"scale": view.scale * factor}]
@@ -81,7 +81,7 @@ def _offset(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Chan
     assert isinstance(other, Const)
     if _shape(eqn.outvars[0]) != _shape(eqn.invars[at]):
         return None
-    if other.value is None and _is_broadcast(view):
+    if other.number is None and _is_broadcast(view):
         return None
     return [{"scale": -view.scale}] if eqn.name == "sub" and at == 1 else [{}]
 
@@ -130,7 +130,7 @@ def _dynamic_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) 
     sizes, shape = eqn.params["slice_sizes"], _shape(eqn.invars[0])
     indices = values[1:]
     cut = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
-    known: list[Any] = [v.value if isinstance(v, Const) else None for v in indices]
+    known: list[Any] = [v.number if isinstance(v, Const) else None for v in indices]
     if len(cut) == 1 and sizes[cut[0]] == 1 and _is_counter(indices[cut[0]], shape[cut[0]]):
         changes = view.iterated(cut[0])
         if changes is not None:
@@ -146,8 +146,8 @@ def _dynamic_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) 
 
 def _is_counter(index: Value, length: int) -> bool:
     """Whether an index counts the iterations of the innermost loop, from 0 to `length`."""
-    values = index.iterates if isinstance(index, Const) else None
-    return values is not None and np.array_equal(np.ravel(values), np.arange(length))
+    numbers = index.numbers if isinstance(index, Const) else None
+    return numbers is not None and np.array_equal(numbers, np.arange(length))
 
 
 def _selected(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
@@ -174,7 +174,7 @@ def _contracted(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> 
     free = [n for i, n in enumerate(shape) if i not in bound]
     if other.captured and free:
         return None
-    repeats = math.prod(free) if other.uniform else 1
+    repeats = math.prod(free) if other.number is not None else 1
     return [{"axes": None, "repeats": view.repeats * repeats}]
 
 

@@ -43,7 +43,7 @@ class TappedEmitter(Emitter):
 
     taps: dict[int, Array]
 
-    def __init__(self, plans: Sequence[Plan], origins: dict[int, Any]):
+    def __init__(self, plans: Sequence[Plan], origins: Sequence[Any]):
         super().__init__(plans, origins)
         self.keys = {(plan.site.scope, plan.site.output): plan.key for plan in plans}
 
