@@ -27,7 +27,7 @@ CASES = [
 
 
 def cut_out(image: np.ndarray, taps, padding) -> np.ndarray:
-    """All windows of images [batch, *image, channels], as rows (tap, channel)."""
+    """All windows of images [batch, *image, channels], as rows (channel, tap)."""
     for axis, (low, high) in enumerate(padding, start=1):
         image = np.pad(
             image, [(max(low, 0), max(high, 0)) if i == axis else (0, 0) for i in range(image.ndim)]
@@ -38,7 +38,7 @@ def cut_out(image: np.ndarray, taps, padding) -> np.ndarray:
     rows = []
     for example, start in itertools.product(image, itertools.product(*places)):
         window = example[tuple(slice(s, s + k) for s, k in zip(start, taps, strict=True))]
-        rows.append(window.ravel())
+        rows.append(np.moveaxis(window, -1, 0).ravel())
     return np.stack(rows)
 
 

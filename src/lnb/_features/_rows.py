@@ -15,7 +15,7 @@ from jax import Array, lax
 from ._experts import Gathered, Ragged
 from ._fed import Fed
 from ._layout import Layout
-from ._windows import Windows, cheaper_windows, in_parameter_order
+from ._windows import Windows, cheaper_windows
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -174,11 +174,17 @@ class Arrangement:
             second = jnp.einsum("gnd,gne->gde", rows, rows, precision=HIGHEST)
             return Sums(second * self.weight, jnp.sum(rows, axis=1) * self.weight)
         dtype = accumulator(x.dtype)
-        sizes, inputs = self.kept_sizes, self.inputs
-        second = in_parameter_order(windows.second(x, dtype), windows.taps, sizes, inputs, 2)
-        first = in_parameter_order(windows.first(x, dtype), windows.taps, sizes, inputs, 1)
-        weight = self.weight * self.scale
-        return Sums(second[None] * (weight * self.scale), first[None] * weight)
+        second = self._in_order(windows.second(x, dtype), 2) * (self.weight * self.scale**2)
+        first = self._in_order(windows.first(x, dtype), 1) * (self.weight * self.scale)
+        return Sums(second[None], first[None])
+
+    def _in_order(self, sums: Array, rank: int) -> Array:
+        """Sums over windows, `rank` times with the inputs of patches, in the weight's own order."""
+        places = sorted(self.inputs)
+        order = [places.index(i) for i in self.inputs]
+        spread = sums.reshape([self.kept_sizes[i] for i in places] * rank)
+        axes = [k * len(order) + i for k in range(rank) for i in order]
+        return spread.transpose(axes).reshape(sums.shape)
 
     def occurrences(self, x: Array) -> Array:
         """How often each row was looked up: the diagonal of the one-hot features' x x^T."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,29 +70,29 @@ class Windows:
         return tuple(n - lo - hi for n, lo, hi in edges)
 
     def second(self, x: Array, dtype: Any) -> Array:
-        """The sum over windows of their outer products, [taps * c, taps * c]."""
+        """The sum over windows of their outer products, [c * taps, c * taps]."""
         x = x.transpose(self.axes)
         if self.apart:
             flat = x.reshape(-1, self.channels)
-            return jnp.kron(jnp.eye(self.taps, dtype=dtype), _product(flat, flat, dtype))
+            return jnp.kron(_product(flat, flat, dtype), jnp.eye(self.taps, dtype=dtype))
         second = self._everywhere(x, dtype)
         border = self._border_windows(x)
         return second if border is None else second - _product(border, border, dtype)
 
     def first(self, x: Array, dtype: Any) -> Array:
-        """The sum over windows, [taps * c]."""
+        """The sum over windows, [c * taps]."""
         total = jnp.sum(x.transpose(self.axes), axis=0, dtype=dtype)
         if self.apart:
             whole = jnp.sum(total, axis=tuple(range(len(self.image))))
-            return jnp.tile(whole, self.taps)
-        sides = zip(self.image, self.filter, self.before, self._visited, strict=True)
-        for axis, (n, k, before, visited) in enumerate(sides):
-            # The window whose tap p sees a line, counted from the first one that is visited.
-            window = np.arange(n) - np.arange(k)[:, None] + k - 1 - before
-            seen = jnp.asarray((window >= 0) & (window < visited), dtype)
-            total = jnp.tensordot(seen, total, (1, axis), precision=_HIGHEST)
-            total = jnp.moveaxis(total, 0, axis)
-        return total.reshape(-1)
+            return jnp.repeat(whole, self.taps)
+        # A tap sees as many pixels in a row as there are windows.
+        edges = zip(self.filter, self.before, self.after, strict=True)
+        pad = [*((k - 1 - before, k - 1 - after, 0) for k, before, after in edges), (0, 0, 0)]
+        padded, box = lax.pad(total, jnp.zeros((), dtype), pad), (*self._visited, 1)
+        sums = lax.reduce_window(
+            padded, np.zeros((), dtype), lax.add, box, (1,) * len(box), "VALID"
+        )
+        return jnp.moveaxis(sums, -1, 0).reshape(-1)
 
     def _everywhere(self, x: Array, dtype: Any) -> Array:
         """The second moment of all windows that see a part of the image."""
@@ -114,7 +113,7 @@ class Windows:
         to = taps[None] - taps[:, None]
         choice = (to[:, :, None] == shifts).all(-1) * (1 - np.eye(self.taps) / 2)[..., None]
         blocks = jnp.tensordot(jnp.asarray(choice, dtype), products, 1, precision=_HIGHEST)
-        blocks = blocks.transpose(0, 2, 1, 3) + blocks.transpose(1, 3, 0, 2)  # p, c, q, c
+        blocks = blocks.transpose(2, 0, 3, 1) + blocks.transpose(3, 1, 2, 0)  # c, p, c, q
         return blocks.reshape(self.channels * self.taps, -1)
 
     def _shifts(self) -> np.ndarray:
@@ -138,7 +137,7 @@ class Windows:
         index = np.where(outside.any(1), math.prod(self.image), index)  # beyond: reads as zero
         flat = x.reshape(len(x), -1, self.channels)
         windows = flat.at[:, index].get(mode="fill", fill_value=0)  # batch, window, tap, channel
-        return windows.reshape(-1, self.taps * self.channels)
+        return windows.swapaxes(2, 3).reshape(-1, self.channels * self.taps)
 
 
 def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
@@ -164,29 +163,6 @@ def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
     )
     one_each = windows.apart or windows.taps == 1
     return windows if one_each or windows.flops() < 0.8 * windows.patch_flops() else None
-
-
-def in_parameter_order(
-    sums: Array, taps: int, sizes: Sequence[int], inputs: Sequence[int], rank: int
-) -> Array:
-    """Sums with axes (taps, channels), `rank` times, with the inputs in the weight's own order.
-
-    Args:
-      sums: what `Windows.first` or `Windows.second` returns.
-      taps: the number of filter taps.
-      sizes: of the axes of the patches, which have (channels, taps) among them.
-      inputs: which of these are inputs, in the weight's order.
-      rank: how many times the inputs stand in `sums`.
-    """
-    places = sorted(inputs)  # channels first
-    split = next(
-        k for k in range(len(places) + 1) if math.prod(sizes[i] for i in places[k:]) == taps
-    )
-    places = places[split:] + places[:split]
-    order = [places.index(i) for i in inputs]
-    axes = [k * len(order) + i for k in range(rank) for i in order]
-    spread = sums.reshape([sizes[i] for i in places] * rank)
-    return spread.transpose(axes).reshape(sums.shape)
 
 
 def _product(x: Array, y: Array, dtype: Any) -> Array:

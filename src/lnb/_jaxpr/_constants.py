@@ -14,7 +14,7 @@ from jax.core import Tracer
 from .._features import Step, dims
 from ._values import MIXED, Const, Data, Entangled, Output, Value, View
 from ._versions import Equation, is_literal
-from ._views import VIEW_RULES
+from ._views import REARRANGING, rearranged
 
 OPAQUE_PREFIXES = (
     "custom_",
@@ -26,9 +26,6 @@ OPAQUE_PREFIXES = (
     "ragged_dot",
 )
 ADDITIONS = frozenset({"add", "add_any", "sub"})
-REARRANGING = frozenset(
-    "reshape squeeze expand_dims transpose broadcast_in_dim convert_element_type".split()
-)
 # Linear in all operands, but what comes out of a site is no longer told apart in their result.
 BLENDING = frozenset(
     "slice dynamic_slice split reduce_sum concatenate pad select_n gather cumsum neg rev psum "
@@ -113,8 +110,7 @@ def blend(eqn: Equation, values: Sequence[Value]) -> Data:
         if eqn.name in ADDITIONS and same_shape and not (eqn.name == "sub" and at == 1):
             return Data(output)
         if eqn.name in REARRANGING:
-            changes = VIEW_RULES[eqn.name](eqn, at, View(0, output.axes), values)
-            axes = None if changes is None else changes[0].get("axes", output.axes)
+            axes = rearranged(eqn, output.axes)
             # A broadcast would repeat the site's outputs: its bias is not added there.
             if axes is not None and dims.total(axes) == dims.total(output.axes):
                 slots = (None,) * len(eqn.invars)

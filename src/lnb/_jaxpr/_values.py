@@ -151,6 +151,8 @@ class Site:
     @property
     def positions(self) -> int:
         """How many there are in one iteration of the loops around."""
+        if self.output.aval.size == 0:  # of an empty batch, which axes do not tell from one example
+            return 0
         return dims.size(dim for dim in dims.flatten(self.feature_axes) if not dim.stride)
 
     @property

@@ -15,7 +15,6 @@ from .._features import Step, dims
 from . import _flow
 from ._constants import (
     ADDITIONS,
-    REARRANGING,
     blend,
     constant,
     differentiable,
@@ -39,7 +38,7 @@ from ._values import (
     penalties_of,
 )
 from ._versions import Body, Equation, is_literal
-from ._views import VIEW_RULES
+from ._views import REARRANGING, VIEW_RULES
 
 # Primitives whose results are their operands, one for one.
 FORWARDING = frozenset(
