@@ -26,29 +26,27 @@ class Step:
     compared by it when a function is jitted.
 
     Attributes:
-      operands: the slot of the residual that each operand is; `None` for a literal or the view.
-      literals: the values of the literals.
+      operands: the slot of the residual that each operand is, a string, or its value.
       output: which result, of a primitive with several.
     """
 
     bind: Callable[..., Any]
     key: str
     position: int = 0
-    operands: tuple[int | None, ...] = (None,)
-    literals: tuple[Any, ...] = (None,)
+    operands: tuple[Any, ...] = (None,)
     output: int | None = None
 
     def __call__(self, view: Array, residuals: Mapping[str, Array]) -> Array:
         operands = [
-            _like(view, literal if slot is None else residuals[str(slot)])
-            for slot, literal in zip(self.operands, self.literals, strict=True)
+            _like(view, residuals[operand] if isinstance(operand, str) else operand)
+            for operand in self.operands
         ]
         operands[self.position] = view
         result = self.bind(*operands)
         return result if self.output is None else result[self.output]
 
     def _identity(self) -> tuple:
-        return self.key, self.position, self.operands, str(self.literals), self.output
+        return self.key, self.position, str(self.operands), self.output
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Step) and self._identity() == other._identity()
@@ -77,8 +75,8 @@ class Chain:
         return view
 
     @property
-    def slots(self) -> list[int]:
-        return [slot for step in self.steps for slot in step.operands if slot is not None]
+    def slots(self) -> list[str]:
+        return [slot for step in self.steps for slot in step.operands if isinstance(slot, str)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +99,11 @@ class Program:
     bias_layout: Layout | None
     fraction: float
 
-    def slots(self, level: int) -> list[int]:
+    def slots(self, level: int) -> list[str]:
         """The residuals of a level."""
         return self.weight[level].slots + ([] if self.bias is None else self.bias[level].slots)
 
-    def all_slots(self) -> set[int]:
+    def all_slots(self) -> set[str]:
         return {slot for level in range(len(self.weight)) for slot in self.slots(level)}
 
     def __call__(
@@ -118,7 +116,7 @@ class Program:
         if level + 1 == len(self.weight):
             return weight if biases is None or bias is None else weight + bias
         inner = range(level + 1, len(self.weight))
-        own = {str(slot): residuals[str(slot)] for i in inner for slot in self.slots(i)}
+        own = {slot: residuals[slot] for i in inner for slot in self.slots(i)}
         axis = lambda chain: 0 if chain.scanned else None
         return jax.vmap(
             lambda w, b, r: self(w, b, {**residuals, **r}, level + 1),

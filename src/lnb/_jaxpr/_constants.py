@@ -16,14 +16,8 @@ from ._values import MIXED, Const, Data, Entangled, Output, Value, View
 from ._versions import Equation, is_literal
 from ._views import REARRANGING, rearranged
 
-OPAQUE_PREFIXES = (
-    "custom_",
-    "pallas_call",
-    "ffi_call",
-    "pure_callback",
-    "io_callback",
-    "while",
-    "ragged_dot",
+OPAQUE_PREFIXES = tuple(
+    "custom_ pallas_call ffi_call pure_callback io_callback while ragged_dot".split()
 )
 ADDITIONS = frozenset({"add", "add_any", "sub"})
 # Linear in all operands, but what comes out of a site is no longer told apart in their result.
@@ -32,9 +26,8 @@ BLENDING = frozenset(
     "psum_invariant dynamic_update_slice scatter scatter-add mul div".split()
 )
 # Through these, and products with constants, a penalty reaches the loss without meeting data.
-SUMMING = (
-    ADDITIONS | REARRANGING | set("neg reduce_sum psum psum_invariant copy pvary pcast".split())
-)
+SUMMING = ADDITIONS | REARRANGING | {"neg", "reduce_sum", "psum", "psum_invariant"}
+PRODUCTS = frozenset({"dot_general", "mul", "conv_general_dilated"})
 # What known numbers are computed with: JAX would compile every operation.
 _NUMPY = {
     "add": np.add,
@@ -113,8 +106,7 @@ def blend(eqn: Equation, values: Sequence[Value]) -> Data:
             axes = rearranged(eqn, output.axes)
             # A broadcast would repeat the site's outputs: its bias is not added there.
             if axes is not None and dims.total(axes) == dims.total(output.axes):
-                slots = (None,) * len(eqn.invars)
-                step = Step(eqn.exact(), eqn.key, at, slots, slots, None)
+                step = Step(eqn.exact(), eqn.key)
                 return Data(Output(output.site, axes, (*output.steps, step)))
     linear = eqn.name in BLENDING | ADDITIONS | REARRANGING
     return Data(MIXED if tagged and linear else None)
@@ -127,15 +119,15 @@ def entangle(eqn: Equation, values: Sequence[Value]) -> Entangled:
     parameters = frozenset(view.parameter for view in views).union(
         *(value.parameters for value in inherited)
     )
-    name = eqn.name
+    name, one_reason = eqn.name, len({value.reason for value in inherited}) == 1
     opaque = eqn.unreadable or name.startswith(OPAQUE_PREFIXES)
     if eqn.unreadable:
         reason = f"it is used inside {name}, which jax {jax.__version__} describes in a new way"
     elif opaque:
         reason = f"it is used inside {name}, which is opaque"
-    elif inherited and (not views or len(parameters) == 1):
+    elif inherited and (len(parameters) == 1 or (one_reason and not views)):
         return dataclasses.replace(inherited[0], parameters=parameters)
-    elif len(parameters) > 1 and name in {"dot_general", "mul", "conv_general_dilated"}:
+    elif len(parameters) > 1 and not inherited and name in PRODUCTS:
         reason = (
             f"it is multiplied by another parameter ({name}) before it meets data: write "
             "x @ (a @ b) as (x @ a) @ b"

@@ -8,7 +8,8 @@ no site is bound unchanged.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,10 +39,10 @@ class Plan(NamedTuple):
 class Emitter:
     """Runs a program and emits what the plans say."""
 
-    def __init__(self, plans: Sequence[Plan], origins: Sequence[tuple[Scope, Any]]):
+    def __init__(self, plans: Sequence[Plan], origins: Mapping[str, tuple[Scope, Any]]):
         self.plans = {plan.key: plan for plan in plans}
         self.rows: dict[Scope, list[Plan]] = collections.defaultdict(list)
-        self.residuals: dict[Scope, list[tuple[int, int, Any]]] = collections.defaultdict(list)
+        self.residuals: dict[Scope, list[tuple[int, str, Any]]] = collections.defaultdict(list)
         for plan in plans:
             if isinstance(plan.form, SiteRows):
                 self.rows[plan.site.scope].append(plan)
@@ -70,7 +71,7 @@ class Emitter:
             inner = scope.inner.get(index, ())
             with eqn.context():
                 if any(map(self._live, inner)):
-                    outs, emitted = self.nested(inner, eqn, operands)
+                    outs, emitted = getattr(self, eqn.name)(inner, eqn, operands)
                     payloads |= emitted
                 else:
                     outs = eqn.bind(*operands)
@@ -82,11 +83,10 @@ class Emitter:
             assert isinstance(plan.form, SiteRows)
             payloads[plan.key, "rows"] = gathered(plan.form.arrangement.thin, *fed)
         for key, slot, var in self.residuals.get(scope, ()):
-            payloads[key, str(slot)] = lax.stop_gradient(read(var))
+            payloads[key, slot] = lax.stop_gradient(read(var))
         return [read(atom) for atom in body.outvars], payloads
 
-    def nested(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
-        return getattr(self, eqn.name)(inner, eqn, operands)
+    # -- control flow, by the name of its equation: outputs and payloads -------------------------
 
     def call(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
         return self.run(inner[0], eqn.bodies[0], operands)
@@ -121,25 +121,22 @@ class Emitter:
     def cond(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
         """In a branch that is not taken, all payloads are zeros."""
         index, *operands = operands
-        branches: list[Callable[..., Any]] = [
-            lambda *xs, s=scope, b=branch: self.branch(s, b, xs)
-            for scope, branch in zip(inner, eqn.bodies, strict=True)
+        branches = [
+            functools.partial(self.branch, *pair) for pair in zip(inner, eqn.bodies, strict=True)
         ]
         shapes: Payloads = {}
         for branch in branches:
-            shapes.update(jax.eval_shape(branch, *operands)[1])
+            shapes |= jax.eval_shape(branch, *operands)[1]
 
-        def filled(branch: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*xs: Any):
-                outs, payloads = branch(*xs)
-                blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-                return outs, {**blank, **payloads}
+        def filled(branch: Callable[..., Any], *xs: Any):
+            outs, payloads = branch(*xs)
+            blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return outs, {**blank, **payloads}
 
-            return run
+        choices = [functools.partial(filled, branch) for branch in branches]
+        return lax.switch(jnp.asarray(index, jnp.int32), choices, *operands)
 
-        return lax.switch(jnp.asarray(index, jnp.int32), [filled(b) for b in branches], *operands)
-
-    def branch(self, scope: Scope, branch: Body, operands: Sequence[Any]):
+    def branch(self, scope: Scope, branch: Body, *operands: Any):
         """Counts are outputs from here on: a branch that is not taken counts nothing."""
         outs, payloads = self.run(scope, branch, operands)
         for key in {key for key, _ in payloads}:

@@ -60,6 +60,8 @@ def scan(walker: Walker, eqn: Equation, values: list[Value], enter: Enter) -> li
         elif isinstance(results[k], View | Entangled):
             walker.use(results[k], Use("identity"))
             results[k] = Data(MIXED)
+        else:
+            results[k] = _leaving(results[k])
     return [*map(plain, results[: len(carry)]), *map(_leaving, results[len(carry) :])]
 
 
@@ -82,6 +84,7 @@ def _sliced(value: Value, length: int) -> Value:
 
 
 def _leaving(value: Value) -> Value:
+    """What the body of a loop makes, as the program around sees it."""
     if isinstance(value, View):
         return Entangled(frozenset({value.parameter}), "it leaves a loop changed")
     return Const() if isinstance(value, Const) else plain(value)

@@ -89,10 +89,6 @@ class Equation:
         """Whether the primitive returns a list."""
         return self.raw.primitive.multiple_results
 
-    @property
-    def has_effects(self) -> bool:
-        return bool(self.raw.effects)
-
     @functools.cached_property
     def key(self) -> str:
         """What tells equations that do different things apart."""

@@ -66,7 +66,7 @@ class Lineage:
     uses: dict[int, list[Use]] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(list)
     )
-    origins: list[tuple[Scope, Any]] = dataclasses.field(default_factory=list)
+    origins: dict[str, tuple[Scope, Any]] = dataclasses.field(default_factory=dict)
 
 
 def trace_lineage(body: Body, parameters: int) -> Lineage:
@@ -224,14 +224,13 @@ class Walker:
     def step(self, eqn: Equation, at: int, output: int = 0) -> Step:
         """The equation as a function of operand `at`; the other operands are residuals."""
         origins = self.lineage.origins
-        slots: list[int | None] = [None] * len(eqn.invars)
+        operands: list[Any] = [atom.val if is_literal(atom) else None for atom in eqn.invars]
         for i, atom in enumerate(eqn.invars):
             if i != at and not is_literal(atom):
-                slots[i] = len(origins)
-                origins.append((self.scope, atom))
-        literals = tuple(atom.val if is_literal(atom) else None for atom in eqn.invars)
+                operands[i] = str(len(origins))
+                origins[operands[i]] = (self.scope, atom)
         several = output if eqn.several else None
-        return Step(eqn.exact(), eqn.key, at, tuple(slots), literals, several)
+        return Step(eqn.exact(), eqn.key, at, tuple(operands), several)
 
     def use(self, value: Value, use: Use) -> None:
         for parameter, own in _uses(value, use):
