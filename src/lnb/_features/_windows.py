@@ -2,8 +2,7 @@
 
 A window's second moment, k taps by k taps of c x c, is made of few different sums. Where the filter
 moves by one, the taps p and q see x[u] and x[u + q - p] for all u but those near the border: so the
-products of x with its shifts, less those of the few windows that the convolution does not visit. In
-a transposed convolution whose filters do not overlap, each window holds one input.
+products of x with its shifts, less those of the few windows that the convolution does not visit.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class Windows:
       filter: its taps in each direction.
       before: how many windows would begin before the first one and see a part of the image.
       after: likewise after the last one.
-      apart: whether filters do not overlap.
     """
 
     axes: Sizes
@@ -41,7 +39,6 @@ class Windows:
     filter: Sizes
     before: Sizes
     after: Sizes
-    apart: bool
 
     @property
     def taps(self) -> int:
@@ -72,9 +69,6 @@ class Windows:
     def second(self, x: Array, dtype: Any) -> Array:
         """The sum over windows of their outer products, [c * taps, c * taps]."""
         x = x.transpose(self.axes)
-        if self.apart:
-            flat = x.reshape(-1, self.channels)
-            return jnp.kron(_product(flat, flat, dtype), jnp.eye(self.taps, dtype=dtype))
         second = self._everywhere(x, dtype)
         border = self._border_windows(x)
         return second if border is None else second - _product(border, border, dtype)
@@ -82,9 +76,6 @@ class Windows:
     def first(self, x: Array, dtype: Any) -> Array:
         """The sum over windows, [c * taps]."""
         total = jnp.sum(x.transpose(self.axes), axis=0, dtype=dtype)
-        if self.apart:
-            whole = jnp.sum(total, axis=tuple(range(len(self.image))))
-            return jnp.repeat(whole, self.taps)
         # A tap sees as many pixels in a row as there are windows.
         edges = zip(self.filter, self.before, self.after, strict=True)
         pad = [*((k - 1 - before, k - 1 - after, 0) for k, before, after in edges), (0, 0, 0)]
@@ -145,24 +136,18 @@ def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
     numbers, taps = options["dimension_numbers"], options["filter_shape"]
     axes = (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
     batch, *image, channels = (shape[i] for i in axes)
-    if any(s != 1 for s in options["window_strides"]):
+    moves = ("window_strides", "lhs_dilation", "rhs_dilation")
+    if any(n != 1 for name in moves for n in options[name]):
         return None
-    padding, dilation = options["padding"], options["lhs_dilation"]
-    apart = all(n == k for n, k in zip(dilation, taps, strict=True)) and math.prod(taps) > 1
-    plain = all(n == 1 for n in (*dilation, *options["rhs_dilation"]))
-    # Filters that lie side by side: each input meets each tap once.
-    covers = all((k - 1,) * 2 == tuple(pad) for k, pad in zip(taps, padding, strict=True))
-    if not plain and not (apart and covers and all(n == 1 for n in options["rhs_dilation"])):
-        return None
-    edges = [[k - 1 - side for side in pad] for k, pad in zip(taps, padding, strict=True)]
+    edges = [
+        [k - 1 - side for side in pad] for k, pad in zip(taps, options["padding"], strict=True)
+    ]
     if any(edge < 0 for pair in edges for edge in pair):
         return None
     before, after = zip(*edges, strict=True)
-    windows = Windows(
-        axes, tuple(image), channels, batch, tuple(taps), before, after, apart=not plain
-    )
-    one_each = windows.apart or windows.taps == 1
-    return windows if one_each or windows.flops() < 0.8 * windows.patch_flops() else None
+    windows = Windows(axes, tuple(image), channels, batch, tuple(taps), before, after)
+    cheaper = windows.flops() < 0.8 * windows.patch_flops()
+    return windows if cheaper or windows.taps == 1 else None
 
 
 def _product(x: Array, y: Array, dtype: Any) -> Array:
