@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _plan
-from ._features import Residuals, Rows
+from ._features import Residuals, Rows, SiteRows
 from ._jaxpr import Claim, Emitter, Payloads, Plan, Trace, trace_loss
 from ._metric import Features
 from ._neurons import Neuron, Neurons, claim
@@ -88,15 +89,13 @@ class EmittingLoss:
         self.lineage, claims, _ = claim(self.trace, lambda name: name in excluded)
         self.pairs = _match(neurons, claims, self.trace)
         self.plans: dict[str, list[Plan]] = {}
-        self.rows = {}
-        key = 0
+        keys = itertools.count()
         for neuron, c in self.pairs:
-            rows = None if c.rows is None else _plan.thinned(c.rows, neurons.rows)
-            self.rows[neuron.name] = rows
-            plans = self.plans[neuron.name] = []
-            for i, site in enumerate(c.sites):
-                plans.append(Plan(key, site, None if rows is None else rows[i].arrangement))
-                key += 1
+            if c.rows is None:
+                forms = [site.program(c.layout, c.bias_layout) for site in c.sites]
+            else:
+                forms = _plan.thinned(c.rows, neurons.rows)
+            self.plans[neuron.name] = list(map(Plan, keys, c.sites, forms))
         every_plan = [plan for plans in self.plans.values() for plan in plans]
         self.emitter = make_emitter(every_plan, self.lineage.origins)
 
@@ -107,20 +106,19 @@ class EmittingLoss:
         return outs[0], (outs, payloads)
 
     def features(self, payloads: Payloads) -> dict[str, Features]:
-        return {neuron.name: self._features(neuron.name, c, payloads) for neuron, c in self.pairs}
+        return {name: _features(plans, payloads) for name, plans in self.plans.items()}
 
-    def _features(self, name: str, c: Claim, payloads: Payloads) -> Features:
-        plans, rows = self.plans[name], self.rows[name]
-        positions = tuple(_positions(plan, payloads) for plan in plans)
-        if rows is not None:
-            return Rows(tuple(payloads[plan.key, "rows"] for plan in plans), positions, rows)
-        shares = (site.view.fraction for site in c.sites)
-        n = jnp.round(sum(share * n for share, n in zip(shares, positions, strict=True)))
-        arrays = tuple(
-            {slot: x for (key, slot), x in payloads.items() if key == plan.key} for plan in plans
-        )
-        programs = tuple(site.program for site in c.sites)
-        return Residuals(arrays, n, programs, c.layout, c.bias_layout)
+
+def _features(plans: Sequence[Plan], payloads: Payloads) -> Features:
+    """The features of one neuron, from what its sites handed out."""
+    positions = tuple(_positions(plan, payloads) for plan in plans)
+    sites = tuple(plan.form for plan in plans)
+    if isinstance(sites[0], SiteRows):
+        return Rows(tuple(payloads[plan.key, "rows"] for plan in plans), positions, sites)
+    arrays = tuple(
+        {slot: x for (key, slot), x in payloads.items() if key == plan.key} for plan in plans
+    )
+    return Residuals(arrays, positions, sites)
 
 
 def _positions(plan: Plan, payloads: Payloads) -> jax.Array:

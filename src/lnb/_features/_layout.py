@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from ._dims import Axis, Dim, size
+from .dims import Axis, Dim, size
 
 
 class _Steps(NamedTuple):

@@ -7,16 +7,15 @@ rearrangement of their elements. The forward pass leaves *residuals*: all that t
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
+from ._fed import Fed
 from ._layout import Layout
-from ._seal import seal
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,29 +26,27 @@ class Step:
     compared by it when a function is jitted.
 
     Attributes:
-      operands: the slot of the residual that each operand is; `None` for a literal or the view.
-      literals: the values of the literals.
+      operands: the slot of the residual that each operand is, a string, or its value.
       output: which result, of a primitive with several.
     """
 
     bind: Callable[..., Any]
     key: str
     position: int = 0
-    operands: tuple[int | None, ...] = (None,)
-    literals: tuple[Any, ...] = (None,)
+    operands: tuple[Any, ...] = (None,)
     output: int | None = None
 
     def __call__(self, view: Array, residuals: Mapping[str, Array]) -> Array:
         operands = [
-            _like(view, literal if slot is None else residuals[str(slot)])
-            for slot, literal in zip(self.operands, self.literals, strict=True)
+            _like(view, residuals[operand] if isinstance(operand, str) else operand)
+            for operand in self.operands
         ]
         operands[self.position] = view
         result = self.bind(*operands)
         return result if self.output is None else result[self.output]
 
     def _identity(self) -> tuple:
-        return self.key, self.position, self.operands, str(self.literals), self.output
+        return self.key, self.position, str(self.operands), self.output
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Step) and self._identity() == other._identity()
@@ -78,8 +75,8 @@ class Chain:
         return view
 
     @property
-    def slots(self) -> list[int]:
-        return [slot for step in self.steps for slot in step.operands if slot is not None]
+    def slots(self) -> list[str]:
+        return [slot for step in self.steps for slot in step.operands if isinstance(slot, str)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +85,26 @@ class Program:
 
     One chain a level of nested loops, outermost first. The residuals of inner levels carry the
     loops' axes in front.
+
+    Attributes:
+      weight: the steps of the weight, from itself to the outputs.
+      bias: those of the bias.
+      layout: the weight as a column, `bias_layout` the bias as a row.
+      fraction: how much of the weight the site sees.
     """
 
     weight: tuple[Chain, ...]
     bias: tuple[Chain, ...] | None
+    layout: Layout
+    bias_layout: Layout | None
+    fraction: float
 
-    def slots(self, level: int) -> list[int]:
+    def slots(self, level: int) -> list[str]:
         """The residuals of a level."""
         return self.weight[level].slots + ([] if self.bias is None else self.bias[level].slots)
+
+    def all_slots(self) -> set[str]:
+        return {slot for level in range(len(self.weight)) for slot in self.slots(level)}
 
     def __call__(
         self, weight: Array, bias: Array | None, residuals: Mapping[str, Array], level: int = 0
@@ -107,7 +116,7 @@ class Program:
         if level + 1 == len(self.weight):
             return weight if biases is None or bias is None else weight + bias
         inner = range(level + 1, len(self.weight))
-        own = {str(slot): residuals[str(slot)] for i in inner for slot in self.slots(i)}
+        own = {slot: residuals[slot] for i in inner for slot in self.slots(i)}
         axis = lambda chain: 0 if chain.scanned else None
         return jax.vmap(
             lambda w, b, r: self(w, b, {**residuals, **r}, level + 1),
@@ -115,46 +124,25 @@ class Program:
         )(weight, bias, own)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["arrays", "count", "seal"],
-    meta_fields=["programs", "layout", "bias_layout", "devices"],
-)
-@dataclasses.dataclass(frozen=True)
-class Residuals:
+class Residuals(Fed):
     """What the outputs of a neuron without a matrix form depend on, beside its parameters.
 
-    Attributes:
-      arrays: of each site, by slot; `"count"` is 0 where a branch was not taken.
-      count: n, the number of positions.
-      devices: as of `Rows`.
-      seal: as of `Rows`.
+    The sites are `Program`s. Their arrays are dictionaries by slot; `"count"` is 0 where a branch
+    was not taken.
     """
 
-    arrays: tuple[dict[str, Array], ...]
-    count: Array
-    programs: tuple[Program, ...]
-    layout: Layout
-    bias_layout: Layout | None
-    devices: tuple[str, ...] = ()
-    seal: Array = dataclasses.field(default_factory=seal, repr=False)
-
-    def averaged_over(self, devices: tuple[str, ...]) -> Residuals:
-        """The same, as a part of what is spread over the devices along these axes."""
-        return dataclasses.replace(self, devices=devices, count=lax.pmean(self.count, devices))
-
-    def only_if(self, flag: Array) -> Residuals:
-        """The same, said to come from no positions, and so to be ignored, unless `flag`."""
-        return dataclasses.replace(self, count=jnp.where(flag, self.count, 0))
+    @property
+    def layout(self) -> Layout:
+        return self.sites[0].layout
 
     def outputs(self, weight: Array, bias: Array | None) -> tuple[Array, ...]:
         """The neuron's outputs at all its positions, for parameters given as matrices."""
-        weight = self.layout.from_matrix(weight)
-        if bias is not None and self.bias_layout is not None:
-            bias = self.bias_layout.from_matrix(bias[:, None, :])
+        weight, bias_layout = self.layout.from_matrix(weight), self.sites[0].bias_layout
+        if bias is not None and bias_layout is not None:
+            bias = bias_layout.from_matrix(bias[:, None, :])
         return tuple(
             _if_taken(arrays.get("count"), program(weight, bias, arrays))
-            for program, arrays in zip(self.programs, self.arrays, strict=True)
+            for program, arrays in zip(self.sites, self.arrays, strict=True)
         )
 
     def squared(self) -> Residuals:

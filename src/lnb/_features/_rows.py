@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._experts import Gathered, Ragged
+from ._fed import Fed
 from ._layout import Layout
-from ._seal import seal
-from ._windows import Windows, cheaper_windows, in_parameter_order
+from ._windows import Windows, cheaper_windows
 
 HIGHEST = lax.Precision.HIGHEST
 
@@ -141,28 +141,27 @@ class Arrangement:
 
     def rows(self, x: Any) -> Array:
         """Rows [blocks, positions, inputs]; of a lookup, the indices [blocks, positions]."""
-        if self.experts is not None:
-            return self._rows_of_experts(self.experts.count, *x)
+        x, expert = (x, None) if self.experts is None else x
         if self.kind == "conv":
             options = {k: v for k, v in self.options if k != "image_shape"}
             take = functools.partial(lax.conv_general_dilated_patches, **options, precision=HIGHEST)
             for _ in range(self.loops):
                 take = jax.vmap(take)
             x = take(x)
-        x = x.reshape(self.kept_sizes).transpose((*self.blocks, *self.positions, *self.inputs))
-        if self.kind == "lookup":
-            return x.reshape(self.shape[:2])
-        return x.reshape(self.shape).astype(accumulator(x.dtype)) * self.scale
-
-    def _rows_of_experts(self, count: int, x: Array, expert: Array) -> Array:
-        """Each expert sees zeros where another one was chosen: such rows count for nothing."""
         *_, positions, inputs = self.shape
         x = x.reshape(self.kept_sizes).transpose((*self.blocks, *self.positions, *self.inputs))
-        x = x.reshape(-1, 1, positions, inputs).astype(accumulator(x.dtype)) * self.scale
+        if self.kind == "lookup":
+            return x.reshape(-1, positions)
+        x = x.reshape(-1, positions, inputs).astype(accumulator(x.dtype)) * self.scale
+        if self.experts is None or expert is None:
+            return x
+        # Each expert sees zeros where another one was chosen: such rows count for nothing.
         sizes = [self.kept_sizes[i] for i in sorted((*self.blocks, *self.positions))]
         expert = expert.reshape(sizes).transpose((*self.blocks, *self.positions))
-        own = jax.nn.one_hot(expert.reshape(-1, positions), count, axis=1, dtype=x.dtype)
-        return (own[..., None] * x).reshape(self.shape)
+        own = jax.nn.one_hot(
+            expert.reshape(-1, positions), self.experts.count, axis=1, dtype=x.dtype
+        )
+        return (own[..., None] * x[:, None]).reshape(self.shape)
 
     def sums(self, x: Any) -> Sums:
         """Of all positions, those left out included: each that is kept stands for several."""
@@ -175,11 +174,17 @@ class Arrangement:
             second = jnp.einsum("gnd,gne->gde", rows, rows, precision=HIGHEST)
             return Sums(second * self.weight, jnp.sum(rows, axis=1) * self.weight)
         dtype = accumulator(x.dtype)
-        sizes, inputs = self.kept_sizes, self.inputs
-        second = in_parameter_order(windows.second(x, dtype), windows.taps, sizes, inputs, 2)
-        first = in_parameter_order(windows.first(x, dtype), windows.taps, sizes, inputs, 1)
-        weight = self.weight * self.scale
-        return Sums(second[None] * (weight * self.scale), first[None] * weight)
+        second = self._in_order(windows.second(x, dtype), 2) * (self.weight * self.scale**2)
+        first = self._in_order(windows.first(x, dtype), 1) * (self.weight * self.scale)
+        return Sums(second[None], first[None])
+
+    def _in_order(self, sums: Array, rank: int) -> Array:
+        """Sums over windows, `rank` times with the inputs of patches, in the weight's own order."""
+        places = sorted(self.inputs)
+        order = [places.index(i) for i in self.inputs]
+        spread = sums.reshape([self.kept_sizes[i] for i in places] * rank)
+        axes = [k * len(order) + i for k in range(rank) for i in order]
+        return spread.transpose(axes).reshape(sums.shape)
 
     def occurrences(self, x: Array) -> Array:
         """How often each row was looked up: the diagonal of the one-hot features' x x^T."""
@@ -219,47 +224,9 @@ class SiteRows(NamedTuple):
     fraction: float = 1.0
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["arrays", "positions", "seal"],
-    meta_fields=["sites", "devices"],
-)
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """What a neuron was fed.
+class Rows(Fed):
+    """Features as rows; the sites are `SiteRows`."""
 
-    Attributes:
-      arrays: of each site, as it was handed out by the forward pass.
-      positions: of each site, the number of positions; those that were left out count, those in a
-        branch that was not taken do not.
-      sites: what the arrays mean.
-      devices: the mesh axes along which devices have rows of their own, inside a `shard_map`.
-      seal: refuses that features are added up.
-    """
-
-    arrays: tuple[Array, ...]
-    positions: tuple[Array, ...]
-    sites: tuple[SiteRows, ...]
-    devices: tuple[str, ...] = ()
-    seal: Array = dataclasses.field(default_factory=seal, repr=False)
-
-    @property
-    def count(self) -> Array:
-        """n, the number of positions of all sites."""
-        parts = (s.fraction * n for s, n in zip(self.sites, self.positions, strict=True))
-        return jnp.round(functools.reduce(jnp.add, parts))
-
-    def averaged_over(self, devices: tuple[str, ...]) -> Rows:
-        """The same, as a part of the rows that are spread over the devices along these axes."""
-        return dataclasses.replace(
-            self, devices=devices, positions=lax.pmean(self.positions, devices)
-        )
-
-    def only_if(self, flag: Array) -> Rows:
-        """The same, said to come from no positions, and so to be ignored, unless `flag`."""
-        positions = tuple(jnp.where(flag, n, 0) for n in self.positions)
-        return dataclasses.replace(self, positions=positions)
-
-    def __iter__(self) -> Iterator[tuple[SiteRows, Array, Array]]:
+    def __iter__(self) -> Iterator[tuple[SiteRows, Any, Array]]:
         """Each site, its array and its number of positions."""
         return zip(self.sites, self.arrays, self.positions, strict=True)

@@ -2,8 +2,7 @@
 
 A window's second moment, k taps by k taps of c x c, is made of few different sums. Where the filter
 moves by one, the taps p and q see x[u] and x[u + q - p] for all u but those near the border: so the
-products of x with its shifts, less those of the few windows that the convolution does not visit. In
-a transposed convolution whose filters do not overlap, each window holds one input.
+products of x with its shifts, less those of the few windows that the convolution does not visit.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +30,6 @@ class Windows:
       filter: its taps in each direction.
       before: how many windows would begin before the first one and see a part of the image.
       after: likewise after the last one.
-      apart: whether filters do not overlap.
     """
 
     axes: Sizes
@@ -42,7 +39,6 @@ class Windows:
     filter: Sizes
     before: Sizes
     after: Sizes
-    apart: bool
 
     @property
     def taps(self) -> int:
@@ -71,29 +67,23 @@ class Windows:
         return tuple(n - lo - hi for n, lo, hi in edges)
 
     def second(self, x: Array, dtype: Any) -> Array:
-        """The sum over windows of their outer products, [taps * c, taps * c]."""
+        """The sum over windows of their outer products, [c * taps, c * taps]."""
         x = x.transpose(self.axes)
-        if self.apart:
-            flat = x.reshape(-1, self.channels)
-            return jnp.kron(jnp.eye(self.taps, dtype=dtype), _product(flat, flat, dtype))
         second = self._everywhere(x, dtype)
         border = self._border_windows(x)
         return second if border is None else second - _product(border, border, dtype)
 
     def first(self, x: Array, dtype: Any) -> Array:
-        """The sum over windows, [taps * c]."""
+        """The sum over windows, [c * taps]."""
         total = jnp.sum(x.transpose(self.axes), axis=0, dtype=dtype)
-        if self.apart:
-            whole = jnp.sum(total, axis=tuple(range(len(self.image))))
-            return jnp.tile(whole, self.taps)
-        sides = zip(self.image, self.filter, self.before, self._visited, strict=True)
-        for axis, (n, k, before, visited) in enumerate(sides):
-            # The window whose tap p sees a line, counted from the first one that is visited.
-            window = np.arange(n) - np.arange(k)[:, None] + k - 1 - before
-            seen = jnp.asarray((window >= 0) & (window < visited), dtype)
-            total = jnp.tensordot(seen, total, (1, axis), precision=_HIGHEST)
-            total = jnp.moveaxis(total, 0, axis)
-        return total.reshape(-1)
+        # A tap sees as many pixels in a row as there are windows.
+        edges = zip(self.filter, self.before, self.after, strict=True)
+        pad = [*((k - 1 - before, k - 1 - after, 0) for k, before, after in edges), (0, 0, 0)]
+        padded, box = lax.pad(total, jnp.zeros((), dtype), pad), (*self._visited, 1)
+        sums = lax.reduce_window(
+            padded, np.zeros((), dtype), lax.add, box, (1,) * len(box), "VALID"
+        )
+        return jnp.moveaxis(sums, -1, 0).reshape(-1)
 
     def _everywhere(self, x: Array, dtype: Any) -> Array:
         """The second moment of all windows that see a part of the image."""
@@ -114,7 +104,7 @@ class Windows:
         to = taps[None] - taps[:, None]
         choice = (to[:, :, None] == shifts).all(-1) * (1 - np.eye(self.taps) / 2)[..., None]
         blocks = jnp.tensordot(jnp.asarray(choice, dtype), products, 1, precision=_HIGHEST)
-        blocks = blocks.transpose(0, 2, 1, 3) + blocks.transpose(1, 3, 0, 2)  # p, c, q, c
+        blocks = blocks.transpose(2, 0, 3, 1) + blocks.transpose(3, 1, 2, 0)  # c, p, c, q
         return blocks.reshape(self.channels * self.taps, -1)
 
     def _shifts(self) -> np.ndarray:
@@ -138,7 +128,7 @@ class Windows:
         index = np.where(outside.any(1), math.prod(self.image), index)  # beyond: reads as zero
         flat = x.reshape(len(x), -1, self.channels)
         windows = flat.at[:, index].get(mode="fill", fill_value=0)  # batch, window, tap, channel
-        return windows.reshape(-1, self.taps * self.channels)
+        return windows.swapaxes(2, 3).reshape(-1, self.channels * self.taps)
 
 
 def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
@@ -146,47 +136,18 @@ def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
     numbers, taps = options["dimension_numbers"], options["filter_shape"]
     axes = (numbers.lhs_spec[0], *numbers.lhs_spec[2:], numbers.lhs_spec[1])
     batch, *image, channels = (shape[i] for i in axes)
-    if any(s != 1 for s in options["window_strides"]):
+    moves = ("window_strides", "lhs_dilation", "rhs_dilation")
+    if any(n != 1 for name in moves for n in options[name]):
         return None
-    padding, dilation = options["padding"], options["lhs_dilation"]
-    apart = all(n == k for n, k in zip(dilation, taps, strict=True)) and math.prod(taps) > 1
-    plain = all(n == 1 for n in (*dilation, *options["rhs_dilation"]))
-    # Filters that lie side by side: each input meets each tap once.
-    covers = all((k - 1,) * 2 == tuple(pad) for k, pad in zip(taps, padding, strict=True))
-    if not plain and not (apart and covers and all(n == 1 for n in options["rhs_dilation"])):
-        return None
-    edges = [[k - 1 - side for side in pad] for k, pad in zip(taps, padding, strict=True)]
+    edges = [
+        [k - 1 - side for side in pad] for k, pad in zip(taps, options["padding"], strict=True)
+    ]
     if any(edge < 0 for pair in edges for edge in pair):
         return None
     before, after = zip(*edges, strict=True)
-    windows = Windows(
-        axes, tuple(image), channels, batch, tuple(taps), before, after, apart=not plain
-    )
-    one_each = windows.apart or windows.taps == 1
-    return windows if one_each or windows.flops() < 0.8 * windows.patch_flops() else None
-
-
-def in_parameter_order(
-    sums: Array, taps: int, sizes: Sequence[int], inputs: Sequence[int], rank: int
-) -> Array:
-    """Sums with axes (taps, channels), `rank` times, with the inputs in the weight's own order.
-
-    Args:
-      sums: what `Windows.first` or `Windows.second` returns.
-      taps: the number of filter taps.
-      sizes: of the axes of the patches, which have (channels, taps) among them.
-      inputs: which of these are inputs, in the weight's order.
-      rank: how many times the inputs stand in `sums`.
-    """
-    places = sorted(inputs)  # channels first
-    split = next(
-        k for k in range(len(places) + 1) if math.prod(sizes[i] for i in places[k:]) == taps
-    )
-    places = places[split:] + places[:split]
-    order = [places.index(i) for i in inputs]
-    axes = [k * len(order) + i for k in range(rank) for i in order]
-    spread = sums.reshape([sizes[i] for i in places] * rank)
-    return spread.transpose(axes).reshape(sums.shape)
+    windows = Windows(axes, tuple(image), channels, batch, tuple(taps), before, after)
+    cheaper = windows.flops() < 0.8 * windows.patch_flops()
+    return windows if cheaper or windows.taps == 1 else None
 
 
 def _product(x: Array, y: Array, dtype: Any) -> Array:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .._features import Arrangement, Dim, Layout, SiteRows, dims
-from ._values import Site
+from ._values import Site, Use
 from ._walk import Lineage
 
 
@@ -56,32 +56,29 @@ def make_claims(
     is_complex: Sequence[bool],
 ) -> tuple[list[Claim], dict[int, str]]:
     """The claims in the order of their first use, and for each unclaimed parameter the reason."""
-    unclaimed = {
+    reasons = {
         i: "excluded" if excluded[i] else "it is complex" if is_complex[i] else _reason(lineage, i)
         for i in range(len(shapes))
     }
-    unclaimed = {i: reason for i, reason in unclaimed.items() if reason}
-    weights = [
-        i
-        for i, uses in lineage.uses.items()
-        if i not in unclaimed and any(use.kind == "site" for use in uses)
-    ]
-    biases = _biases(lineage, set(weights), set(unclaimed))
+    unclaimed = {i: reason for i, reason in reasons.items() if reason}
+    uses = {i: uses for i, uses in lineage.uses.items() if i not in unclaimed}
+    at_sites = {i: [use.site for use in own if use.kind == "site"] for i, own in uses.items()}
+    sites = {i: [site for site in own if site] for i, own in at_sites.items() if own}
+    biases = _biases(uses, set(sites))
+    for site in itertools.chain.from_iterable(sites.values()):
+        if site.bias is not None and site.bias.parameter not in biases.values():
+            site.bias = None
     claims: list[Claim] = []
-    for weight in weights:
-        sites = [use.site for use in lineage.uses[weight] if use.site and use.kind == "site"]
-        bias = next((b for b, w in biases.items() if w == weight), None)
-        claims += _weight_claims(weight, bias, sites, shapes)
-    claimed = {claim.weight for claim in claims} | {claim.bias for claim in claims}
-    for i, shape in enumerate(shapes):
-        if i not in claimed and i not in unclaimed:
-            size = math.prod(shape)
-            column = Layout.column(shape)
-            claims.append(Claim("identity", i, None, [], column, None, (), size, size, 1))
+    for weight, own in sites.items():
+        claims += _weight_claims(weight, biases.get(weight), own, shapes)
+    for i in sorted(set(range(len(shapes))).difference(unclaimed, sites, biases.values())):
+        size, column = math.prod(shapes[i]), Layout.column(shapes[i])
+        claims.append(Claim("identity", i, None, [], column, None, (), size, size, 1))
     return claims, unclaimed
 
 
 def _reason(lineage: Lineage, parameter: int) -> str:
+    """Why a parameter cannot be claimed; nothing if it can be."""
     uses = lineage.uses.get(parameter, [])
     if not uses:
         return "the loss makes no use of it that meets data"
@@ -91,97 +88,68 @@ def _reason(lineage: Lineage, parameter: int) -> str:
     return uses[0].reason if all(use.kind == "opaque" for use in uses) else ""
 
 
-def _biases(lineage: Lineage, weights: set[int], unclaimed: set[int]) -> dict[int, int]:
-    """Weight by bias. A bias serves one weight, a weight has one bias; all others are let go."""
-    owner: dict[int, int] = {}
-    for parameter, uses in lineage.uses.items():
-        owners = {use.site.view.parameter for use in uses if use.kind == "bias" and use.site}
-        only = all(use.kind == "bias" for use in uses)
-        first = owners.isdisjoint(owner.values())
-        if only and len(owners) == 1 and owners <= weights and parameter not in unclaimed and first:
-            owner[parameter] = owners.pop()
-    for uses in lineage.uses.values():
-        for use in uses:
-            site = use.site
-            if site and site.bias is not None and site.bias.parameter not in owner:
-                site.bias = None
-    return owner
+def _biases(uses: Mapping[int, Sequence[Use]], weights: set[int]) -> dict[int, int]:
+    """Bias by weight. A bias serves one weight, a weight has one bias; all others are let go."""
+    biases: dict[int, int] = {}
+    for parameter, own in uses.items():
+        owners = {use.site.view.parameter if use.kind == "bias" and use.site else -1 for use in own}
+        if len(owners) == 1 and owners <= weights and owners.isdisjoint(biases):
+            biases[owners.pop()] = parameter
+    return biases
 
 
 def _weight_claims(
     weight: int, bias: int | None, sites: list[Site], shapes: Sequence[tuple[int, ...]]
 ) -> list[Claim]:
     """One claim for the weight, or one for each of its slices."""
-    bias_shape = () if bias is None else shapes[bias]
-    rows = [_site_rows(site, shapes[weight], bias_shape) for site in sites]
-    known = [row for row in rows if row is not None]
-    if len(known) < len(rows):
-        return [_irregular(weight, bias, sites, None, shapes)]
-    views = list(dict.fromkeys((row.layout, row.bias_layout) for row in known))
-    kinds = {site.kind for site in sites}
-    disjoint = _disjoint([layout for layout, _ in views])
-    if bias is not None:
-        biases = [layout for _, layout in views]
-        disjoint &= None not in biases and _disjoint([layout for layout in biases if layout])
-    if not disjoint or (len(views) == 1 and len(kinds) > 1):
-        return [_irregular(weight, bias, sites, tuple(known), shapes)]
+    shape, bias_shape = shapes[weight], () if bias is None else shapes[bias]
+    maybe_rows = [_site_rows(site, shape, bias_shape) for site in sites]
+    rows = tuple(row for row in maybe_rows if row is not None)
+    all_known, kinds = len(rows) == len(sites), {site.kind for site in sites}
+    slices = list(dict.fromkeys((row.layout, row.bias_layout) for row in rows))
+    same = len(slices) == 1 and len(kinds) == 1
+    if not all_known or not (same or _are_disjoint(slices, bias is not None)):
+        # It is used in two orientations, or through views with no matrix form.
+        d_out = shape[-1] if shape else 1
+        d_in = math.prod(shape) // d_out
+        if sites[0].roles is not None:
+            _, d_in, d_out = map(dims.size, sites[0].roles)
+        return [
+            Claim(
+                kind=sites[0].kind if len(kinds) == 1 else "dense",
+                weight=weight,
+                bias=bias,
+                sites=sites,
+                layout=Layout.column(shape),
+                bias_layout=None if bias is None else Layout.row(bias_shape),
+                rows=rows if all_known else None,
+                d_in=d_in,
+                d_out=d_out,
+                n=math.ceil(sum(site.count() * site.view.fraction for site in sites)),
+            )
+        ]
     claims = []
-    for layout, bias_layout in views:
-        chosen = [i for i, row in enumerate(known) if row.layout == layout]
-        group, own = [sites[i] for i in chosen], tuple(known[i] for i in chosen)
-        kind, (_, inputs, outputs) = group[0].kind, layout.matrix
-        # The outputs of a group of channels are all computed at each position.
-        inner = dims.size(group[0].roles[0]) if group[0].roles is not None else 1
-        d_out = outputs * (inner if kind in {"conv", "scale"} else 1)
-        n = sum(site.count() for site in group)
-        suffix = _suffix(layout) if len(views) > 1 else ""
-        own_bias = None if bias_layout is None else bias
-        whole = tuple(row._replace(fraction=1.0) for row in own)
+    for layout, bias_layout in slices:
+        chosen = [i for i, row in enumerate(rows) if row.layout == layout]
+        own, (_, inputs, outputs) = [sites[i] for i in chosen], layout.matrix
+        if own[0].kind in {"conv", "scale"} and own[0].roles is not None:
+            outputs *= dims.size(own[0].roles[0])  # those of all groups of channels
         claim = Claim(
-            kind,
-            weight,
-            own_bias,
-            group,
-            layout,
-            bias_layout,
-            whole,
-            inputs,
-            d_out,
-            n,
-            suffix,
-            True,
+            kind=own[0].kind,
+            weight=weight,
+            bias=None if bias_layout is None else bias,
+            sites=own,
+            layout=layout,
+            bias_layout=bias_layout,
+            rows=tuple(rows[i]._replace(fraction=1.0) for i in chosen),
+            d_in=inputs,
+            d_out=outputs,
+            n=sum(site.count() for site in own),
+            suffix=_suffix(layout) if len(slices) > 1 else "",
+            has_matrix=True,
         )
         claims.append(claim)
     return claims
-
-
-def _irregular(
-    weight: int,
-    bias: int | None,
-    sites: list[Site],
-    rows: tuple[SiteRows, ...] | None,
-    shapes: Sequence[tuple[int, ...]],
-) -> Claim:
-    """A weight that is used in two orientations, or through views with no matrix form."""
-    kinds = {site.kind for site in sites}
-    shape, first = shapes[weight], sites[0]
-    if first.roles is not None:
-        d_in, d_out = dims.size(first.roles[1]), dims.size(first.roles[2])
-    else:
-        d_out = shape[-1] if shape else 1
-        d_in = math.prod(shape) // d_out
-    return Claim(
-        kind=first.kind if len(kinds) == 1 else "dense",
-        weight=weight,
-        bias=bias,
-        sites=sites,
-        layout=Layout.column(shape),
-        bias_layout=None if bias is None else Layout.row(shapes[bias]),
-        rows=rows,
-        d_in=d_in,
-        d_out=d_out,
-        n=math.ceil(sum(site.count() * site.view.fraction for site in sites)),
-    )
 
 
 # -- one site ------------------------------------------------------------------------------------
@@ -206,7 +174,6 @@ def _site_rows(site: Site, shape: tuple[int, ...], bias_shape: tuple[int, ...]) 
 
 
 def _arrangement(site: Site, layout: Layout) -> Arrangement:
-    assert site.feature_axes is not None
     loops = [
         sliced if chain.scanned else dims.repeated([length])[0]
         for length, sliced, chain in zip(
@@ -227,9 +194,18 @@ def _arrangement(site: Site, layout: Layout) -> Arrangement:
         inputs=by_stride((i, dim) for i, dim in axes if dim.stride and dim not in blocks),
         inputs_count=layout.matrix[1],
         scale=site.view.scale,
-        examples=site.examples,
+        examples=_examples(site),
         options=tuple(site.options.items()),
     )
+
+
+def _examples(site: Site) -> int | None:
+    """The dim of the features, or of the patches, along which the batch's examples stand."""
+    if site.kind == "conv":
+        axis = site.options["dimension_numbers"].out_spec[0]
+        return len(dims.flatten(site.feature_axes[:axis])) if site.feature_axes[axis] else None
+    flat = dims.flatten(site.feature_axes)
+    return next((i for i, dim in enumerate(flat) if not dim.stride), None)
 
 
 def _bias_layout(site: Site, layout: Layout, shape: tuple[int, ...]) -> Layout | None:
@@ -241,15 +217,11 @@ def _bias_layout(site: Site, layout: Layout, shape: tuple[int, ...]) -> Layout |
     pairs = sorted(site.bias_pairs, key=lambda pair: -pair[0].stride)
     blocks, _, outputs = layout.dims
     wanted = sorted((*blocks, *outputs), key=lambda dim: -dim.stride)
-    aligned = dims.align(wanted, [unit for unit, _ in pairs])
-    if aligned is None or any(a != b for a, b in aligned):
+    units, own = (dims.align(wanted, [pair[side] for pair in pairs]) for side in (0, 1))
+    if units is None or own is None or any(a != b for a, b in units):
         return None
-    found: tuple[list[Dim], list[Dim]] = ([], [])
-    for piece, _ in aligned:
-        unit, own = next((u, b) for u, b in pairs if _contains(u, piece))
-        part = found[0] if any(_contains(dim, piece) for dim in blocks) else found[1]
-        part.append(Dim(piece.size, own.stride * piece.stride // unit.stride))
-    bias = Layout(shape, view.offset, (tuple(found[0]), (), tuple(found[1])))
+    part = lambda role: tuple(b for a, b in own if any(_contains(dim, a) for dim in role))
+    bias = Layout(shape, view.offset, (part(blocks), (), part(outputs)))
     return bias if bias.is_regular else None
 
 
@@ -260,12 +232,19 @@ def _contains(dim: Dim, piece: Dim) -> bool:
 # -- slices of one weight ------------------------------------------------------------------------
 
 
-def _disjoint(layouts: Sequence[Layout]) -> bool:
-    """Whether no two of the slices share an element."""
-    return all(
-        any(set(a).isdisjoint(b) for a, b in zip(these.ranges(), those.ranges(), strict=True))
-        for these, those in itertools.combinations(layouts, 2)
+def _are_disjoint(slices: Sequence[tuple[Layout, Layout | None]], bias: bool) -> bool:
+    """Whether there are several slices, no two of which share an element of weight or bias."""
+    weights, biases = zip(*slices, strict=True)
+    parameters = (weights, biases) if bias else (weights,)
+    return len(slices) > 1 and all(
+        None not in layouts and _apart(*pair)
+        for layouts in parameters
+        for pair in itertools.combinations(layouts, 2)
     )
+
+
+def _apart(these: Layout, those: Layout) -> bool:
+    return any(set(a).isdisjoint(b) for a, b in zip(these.ranges(), those.ranges(), strict=True))
 
 
 def _suffix(layout: Layout) -> str:

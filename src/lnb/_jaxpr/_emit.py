@@ -7,7 +7,9 @@ no site is bound unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import collections
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,11 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from .._features import Arrangement
+from .._features import Program, SiteRows
 from .._sharding import gathered
 from ._flow import split
 from ._values import Scope, Site
-from ._versions import INLINE, Body, Equation, is_literal, varying_axes
+from ._versions import Body, Equation, is_literal, varying_axes
 
 # What leaves the program, by plan: `"rows"`, or the number of each residual's slot; and `"count"`
 # where a branch decides at run time how many positions there are.
@@ -31,27 +33,27 @@ class Plan(NamedTuple):
 
     key: int
     site: Site
-    arrangement: Arrangement | None
+    form: SiteRows | Program
 
 
 class Emitter:
     """Runs a program and emits what the plans say."""
 
-    def __init__(self, plans: Sequence[Plan], origins: dict[int, tuple[Scope, Any]]):
+    def __init__(self, plans: Sequence[Plan], origins: Mapping[str, tuple[Scope, Any]]):
         self.plans = {plan.key: plan for plan in plans}
-        self.outputs: dict[Scope, list[tuple[Plan, int | None, Any]]] = {}
+        self.rows: dict[Scope, list[Plan]] = collections.defaultdict(list)
+        self.residuals: dict[Scope, list[tuple[int, str, Any]]] = collections.defaultdict(list)
         for plan in plans:
-            if plan.arrangement is not None:
-                self.outputs.setdefault(plan.site.scope, []).append((plan, None, None))
+            if isinstance(plan.form, SiteRows):
+                self.rows[plan.site.scope].append(plan)
                 continue
-            program = plan.site.program
-            for slot in {s for level in range(len(program.weight)) for s in program.slots(level)}:
+            for slot in plan.form.all_slots():
                 scope, var = origins[slot]
-                self.outputs.setdefault(scope, []).append((plan, slot, var))
+                self.residuals[scope].append((plan.key, slot, var))
 
     def _live(self, scope: Scope) -> bool:
         inner = (s for scopes in scope.inner.values() for s in scopes)
-        return scope in self.outputs or any(map(self._live, inner))
+        return scope in self.rows or scope in self.residuals or any(map(self._live, inner))
 
     def changed(self, scope: Scope, var: Any, value: Any) -> Any:
         """The value of a variable, once it is computed: a hook for subclasses."""
@@ -69,28 +71,39 @@ class Emitter:
             inner = scope.inner.get(index, ())
             with eqn.context():
                 if any(map(self._live, inner)):
-                    outs, emitted = self.nested(inner, eqn, operands)
+                    outs, emitted = getattr(self, eqn.name)(inner, eqn, operands)
                     payloads |= emitted
                 else:
                     outs = eqn.bind(*operands)
                     outs = outs if eqn.several else [outs]
             for var, out in zip(eqn.outvars, outs, strict=True):
                 env[var] = self.changed(scope, var, out)
-        for plan, slot, var in self.outputs.get(scope, ()):
-            if plan.arrangement is None:
-                payloads[plan.key, str(slot)] = lax.stop_gradient(read(var))
-            else:
-                fed = [lax.stop_gradient(read(atom)) for atom in plan.site.features]
-                payloads[plan.key, "rows"] = gathered(plan.arrangement.thin, *fed)
+        for plan in self.rows.get(scope, ()):
+            fed = [lax.stop_gradient(read(atom)) for atom in plan.site.features]
+            assert isinstance(plan.form, SiteRows)
+            payloads[plan.key, "rows"] = gathered(plan.form.arrangement.thin, *fed)
+        for key, slot, var in self.residuals.get(scope, ()):
+            payloads[key, slot] = lax.stop_gradient(read(var))
         return [read(atom) for atom in body.outvars], payloads
 
-    def nested(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
-        if eqn.name in INLINE:
-            wrap = {"jit": _jit, "checkpoint": _checkpoint, "call": _call}[eqn.name]
-            return wrap(eqn, lambda *xs: self.run(inner[0], eqn.bodies[0], xs))(*operands)
-        return {"scan": self.scan, "cond": self.cond, "shard_map": self.shard_map}[eqn.name](
-            inner, eqn, operands
-        )
+    # -- control flow, by the name of its equation: outputs and payloads -------------------------
+
+    def call(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        return self.run(inner[0], eqn.bodies[0], operands)
+
+    def checkpoint(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        run = lambda *xs: self.run(inner[0], eqn.bodies[0], xs)
+        return jax.checkpoint(run, **eqn.params)(*operands)
+
+    def jit(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
+        run, params = lambda *xs: self.run(inner[0], eqn.bodies[0], xs), eqn.params
+        run.__name__ = params["name"]
+        options: dict[str, Any] = {"inline": params["inline"]}
+        if any(params["in_shardings"]):
+            options["in_shardings"] = tuple(params["in_shardings"])
+        if any(params["out_shardings"]):
+            options["out_shardings"] = (params["out_shardings"], None)
+        return jax.jit(run, **options)(*operands)
 
     def scan(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
         """A loop stacks its payloads, as it does its outputs."""
@@ -108,25 +121,22 @@ class Emitter:
     def cond(self, inner: Sequence[Scope], eqn: Equation, operands: list[Any]):
         """In a branch that is not taken, all payloads are zeros."""
         index, *operands = operands
-        branches: list[Callable[..., Any]] = [
-            lambda *xs, s=scope, b=branch: self.branch(s, b, xs)
-            for scope, branch in zip(inner, eqn.bodies, strict=True)
+        branches = [
+            functools.partial(self.branch, *pair) for pair in zip(inner, eqn.bodies, strict=True)
         ]
         shapes: Payloads = {}
         for branch in branches:
-            shapes.update(jax.eval_shape(branch, *operands)[1])
+            shapes |= jax.eval_shape(branch, *operands)[1]
 
-        def filled(branch: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*xs: Any):
-                outs, payloads = branch(*xs)
-                blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-                return outs, {**blank, **payloads}
+        def filled(branch: Callable[..., Any], *xs: Any):
+            outs, payloads = branch(*xs)
+            blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+            return outs, {**blank, **payloads}
 
-            return run
+        choices = [functools.partial(filled, branch) for branch in branches]
+        return lax.switch(jnp.asarray(index, jnp.int32), choices, *operands)
 
-        return lax.switch(jnp.asarray(index, jnp.int32), [filled(b) for b in branches], *operands)
-
-    def branch(self, scope: Scope, branch: Body, operands: Sequence[Any]):
+    def branch(self, scope: Scope, branch: Body, *operands: Any):
         """Counts are outputs from here on: a branch that is not taken counts nothing."""
         outs, payloads = self.run(scope, branch, operands)
         for key in {key for key, _ in payloads}:
@@ -155,24 +165,3 @@ class Emitter:
             check_vma=params["check_vma"],
             axis_names=set(params["axes"]),
         )(*operands)
-
-
-def _call(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
-    return run
-
-
-def _checkpoint(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
-    params = eqn.params
-    return jax.checkpoint(run, prevent_cse=params["prevent_cse"], policy=params["policy"])
-
-
-def _jit(eqn: Equation, run: Callable[..., Any]) -> Callable[..., Any]:
-    params = eqn.params
-    run.__name__ = params["name"]
-    ins, outs = params["in_shardings"], params["out_shardings"]
-    options: dict[str, Any] = {"inline": params["inline"]}
-    if any(s is not None for s in ins):
-        options["in_shardings"] = tuple(ins)
-    if any(s is not None for s in outs):
-        options["out_shardings"] = (outs, None)
-    return jax.jit(run, **options)

@@ -1,7 +1,8 @@
 """Primitive by primitive: where a view of a parameter meets data linearly.
 
-A rule is called as `rule(eqn, at, view, values)` and returns the fields of the `Site` (with
-`output_axes`, where a bias can be told from them), or `None` if there is none.
+A rule is called as `rule(eqn, at, axes)`, with the axes of operand `at`, the view. It returns
+fields of the `Site`: with `roles` if the weight stands as a matrix, else those of a site without
+matrix form, or `None` if there is no site.
 """
 
 from __future__ import annotations
@@ -12,192 +13,235 @@ from typing import Any
 
 from jax import lax
 
-from .._features import Axis, Dim, Gathered, Ragged, dims
-from ._values import Data, Output, Value, View
+from .._features import Axes, Dim, Gathered, Ragged, dims
+from ._values import Output, View
 from ._versions import Equation
 
 Found = dict[str, Any] | None
+
+
+def find_site(eqn: Equation, at: int, view: View) -> Found:
+    """The fields of the site where a view meets data, `None` if there is none."""
+    rule = SITE_RULES.get(eqn.name)
+    if rule is None:
+        return None
+    found = rule(eqn, at, view.axes) if view.axes is not None else None
+    if found is None:
+        # What meets the data is no rearrangement of the weight. Positions are counted as if it
+        # was the weight itself.
+        found = rule(eqn, at, dims.of_parameter(_shape(eqn.invars[at])))
+        if found is None:
+            return None
+        if found["kind"] == "scale":
+            found["feature_axes"] += dims.repeated([view.repeats])
+        found = {name: found[name] for name in ("kind", "features", "feature_axes")}
+    return found
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
-def _dot(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
+def _others(count: int, *chosen: Sequence[int]) -> list[int]:
+    """The axes, of so many, that are not among the chosen."""
+    return sorted(set(range(count)).difference(*chosen))
+
+
+def _dot(eqn: Equation, at: int, axes: Axes) -> Found:
     contracting, batch = eqn.params["dimension_numbers"]
     feature = eqn.invars[1 - at]
-    shape = _shape(feature)
-    x_contracted, w_contracted = contracting[1 - at], contracting[at]
-    x_batch, w_batch = batch[1 - at], batch[at]
-    x_free = [i for i in range(len(shape)) if i not in {*x_contracted, *x_batch}]
-    found = {
+    x_axes = list(dims.repeated(_shape(feature)))
+    for i, j in zip(contracting[1 - at], contracting[at], strict=True):
+        x_axes[i] = axes[j]
+    blocks: list[Dim] = []
+    for i, j in zip(batch[1 - at], batch[at], strict=True):
+        if any(dim.stride for dim in axes[j]):  # else the weight is repeated along the batch
+            x_axes[i] = axes[j]
+            blocks += axes[j]
+    inputs = dims.flatten(axes[j] for j in contracting[at])
+    w_out = [axes[j] for j in _others(len(axes), contracting[at], batch[at])]
+    outputs = dims.flatten(w_out)
+    if not dims.of_elements((*blocks, *inputs, *outputs)):
+        return None  # a broadcast weight, summed over
+    x_out = [x_axes[i] for i in _others(len(x_axes), contracting[1 - at], batch[1 - at])]
+    out_axes = [x_axes[i] for i in batch[1 - at]] + (w_out + x_out if at == 0 else x_out + w_out)
+    return {
         "kind": "dense",
         "features": (feature,),
-        "positions": math.prod(shape[i] for i in x_free),
-    }
-    if view.axes is None:
-        return found
-    w_free = [i for i in range(len(view.axes)) if i not in {*w_contracted, *w_batch}]
-    inputs = dims.flatten(view.axes[i] for i in w_contracted)
-    outputs = dims.flatten(view.axes[i] for i in w_free)
-    if not (dims.of_elements(inputs) and dims.of_elements(outputs)):
-        return found  # a broadcast weight, summed over
-    x_axes = list(dims.repeated(shape))
-    blocks: list[Dim] = []
-    for i, j in zip(x_contracted, w_contracted, strict=True):
-        x_axes[i] = view.axes[j]
-    for i, j in zip(x_batch, w_batch, strict=True):
-        if dims.of_elements(view.axes[j]):
-            x_axes[i] = view.axes[j]
-            blocks += view.axes[j]
-        elif any(dim.stride for dim in view.axes[j]):
-            return found
-        else:  # the weight is repeated along the batch
-            found["positions"] *= shape[i]
-    x_out, w_out = [x_axes[i] for i in x_free], [view.axes[i] for i in w_free]
-    out_axes = [x_axes[i] for i in x_batch] + (w_out + x_out if at == 0 else x_out + w_out)
-    return {
-        **found,
-        "roles": (tuple(blocks), inputs, outputs),
         "feature_axes": tuple(x_axes),
-        "examples": first_position(x_axes),
+        "roles": (tuple(blocks), inputs, outputs),
         "output_axes": tuple(out_axes),
     }
 
 
-def first_position(axes: Sequence[Axis]) -> int | None:
-    """The first of the dims that is one of positions."""
-    flat = dims.flatten(axes)
-    return next((i for i, dim in enumerate(flat) if dim.stride == 0), None)
-
-
-def _conv(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
+def _conv(eqn: Equation, at: int, axes: Axes) -> Found:
     params, out = eqn.params, eqn.outvars[0]
-    numbers = params["dimension_numbers"]
-    units = _shape(eqn.invars[1])[numbers.rhs_spec[0]]
-    found = {"kind": "conv", "features": (eqn.invars[1 - at],), "positions": out.aval.size // units}
-    if view.axes is None or at == 0 or params["batch_group_count"] > 1:
-        return found
-    if not dims.of_elements(dims.flatten(view.axes)):
-        return found
-    groups, out_axis = params["feature_group_count"], view.axes[numbers.rhs_spec[0]]
+    numbers, filters = params["dimension_numbers"], _shape(eqn.invars[1])
+    units, groups = filters[numbers.rhs_spec[0]], params["feature_group_count"]
+    found = {"kind": "conv", "features": (eqn.invars[1 - at],)}
+    if at == 0 or params["batch_group_count"] > 1:
+        return {**found, "feature_axes": dims.repeated([out.aval.size // units])}
+    out_axis = axes[numbers.rhs_spec[0]]
     split = dims.reshape((out_axis,), (groups, units // groups))
-    if split is None:
-        return found
+    if split is None or not dims.of_elements(dims.flatten(axes)):
+        return None
     blocks, outputs = split
-    inputs = dims.flatten(view.axes[i] for i in numbers.rhs_spec[1:])
+    inputs = dims.flatten(axes[i] for i in numbers.rhs_spec[1:])
     # Patches have the output's layout, with (input channel, tap) where it has its channels.
     patch_axes, out_axes = (list(dims.repeated(_shape(out))) for _ in range(2))
-    batch_axis, out_channel = numbers.out_spec[:2]
-    patch_axes[out_channel], out_axes[out_channel] = (*blocks, *inputs), out_axis
-    examples = len(dims.flatten(patch_axes[:batch_axis])) if patch_axes[batch_axis] else None
+    channel = numbers.out_spec[1]
+    patch_axes[channel], out_axes[channel] = (*blocks, *inputs), out_axis
     # As `conv_general_dilated_patches` wants them, the filter's axes stand in this order.
-    in_order = tuple(range(len(_shape(out))))
+    in_order = tuple(range(len(filters)))
+    same = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
     patches = {
-        "filter_shape": tuple(_shape(eqn.invars[1])[i] for i in numbers.rhs_spec[2:]),
-        "window_strides": params["window_strides"],
-        "padding": params["padding"],
-        "lhs_dilation": params["lhs_dilation"],
-        "rhs_dilation": params["rhs_dilation"],
+        "filter_shape": tuple(filters[i] for i in numbers.rhs_spec[2:]),
         "dimension_numbers": numbers._replace(rhs_spec=in_order),
         "image_shape": _shape(eqn.invars[0]),
+        **{name: params[name] for name in same},
     }
     return {
         **found,
-        "roles": (blocks, inputs, outputs),
         "feature_axes": tuple(patch_axes),
-        "examples": examples,
+        "roles": (blocks, inputs, outputs),
         "output_axes": tuple(out_axes),
         "options": patches,
     }
 
 
-def _mul(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
+def _mul(eqn: Equation, at: int, axes: Axes) -> Found:
     if eqn.name == "div" and at == 1:
         return None
-    feature, shape = eqn.invars[1 - at], _shape(eqn.outvars[0])
-    found = {"kind": "scale", "features": (feature,)}
-    if view.axes is None:
-        units = math.prod(_shape(eqn.invars[at])) // view.repeats
-        return {**found, "positions": max(1, math.prod(shape) // max(units, 1))}
-    axes = dims.spread(view.axes, shape)
-    flat = dims.flatten(axes)
-    found["positions"] = dims.size(dim for dim in flat if dim.stride == 0)
+    shape = _shape(eqn.outvars[0])
+    axes = dims.spread(axes, shape)
+    found = {"kind": "scale", "features": (eqn.invars[1 - at],), "feature_axes": axes}
     if eqn.name == "div":
         return found
     return {
         **found,
-        "roles": (tuple(dim for dim in flat if dim.stride), (), ()),
-        "feature_axes": axes,
-        "examples": first_position(axes),
+        "roles": (tuple(dim for dim in dims.flatten(axes) if dim.stride), (), ()),
         "output_axes": axes,
         "options": {"stages": (((), shape),)},
     }
 
 
-def _gather(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
+def _gather(eqn: Equation, at: int, axes: Axes) -> Found:
     if at != 0:
         return None
     indices, shape = eqn.invars[1], _shape(eqn.invars[0])
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    numbers, sizes, mode = (eqn.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     found = {
         "kind": "lookup",
         "features": (indices,),
-        "positions": math.prod(_shape(indices)[:-1]),
+        "feature_axes": dims.repeated([math.prod(_shape(indices)[:-1])]),
     }
     # Along all axes but one the slices are whole: `vmap` of an index writes it in this way.
     cut = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
-    cut = cut or list(numbers.start_index_map[:1])
-    if len(cut) != 1 or sizes[cut[0]] != 1 or numbers.operand_batching_dims:
-        return found
-    (row,), mode = cut, eqn.params["mode"]
+    row, *more = cut or numbers.start_index_map[:1]
     clipped = len(numbers.start_index_map) == 1 or mode == lax.GatherScatterMode.CLIP
-    if not clipped or row not in numbers.start_index_map:
+    one_row = not more and sizes[row] == 1 and row in numbers.start_index_map
+    if not clipped or not one_row or numbers.operand_batching_dims:
         return found
-    if view.axes is None or not dims.of_elements(dims.flatten(view.axes)):
-        return found
-    outputs = dims.flatten(axis for i, axis in enumerate(view.axes) if i != row)
-    sliced = [i for i in range(len(shape)) if i not in numbers.collapsed_slice_dims]
+    if not dims.of_elements(dims.flatten(axes)):
+        return None
+    sliced = _others(len(shape), numbers.collapsed_slice_dims)
     out_axes = list(dims.repeated(_shape(eqn.outvars[0])))
     for place, i in zip(numbers.offset_dims, sliced, strict=True):
-        out_axes[place] = () if i == row else view.axes[i]
+        out_axes[place] = () if i == row else axes[i]
+    outputs = dims.flatten(axes[i] for i in _others(len(axes), [row]))
     return {
         **found,
-        "roles": ((), view.axes[row], outputs),
-        "feature_axes": dims.repeated([found["positions"]]),
+        "roles": ((), axes[row], outputs),
         "output_axes": tuple(out_axes),
         "options": {
             "mode": mode,
             "column": numbers.start_index_map.index(row),
-            "index_axes": tuple(set(range(len(out_axes))).difference(numbers.offset_dims)),
+            "index_axes": tuple(_others(len(out_axes), numbers.offset_dims)),
         },
     }
 
 
-def experts(eqn: Equation, at: int, output: Output) -> Found:
+def _pick(eqn: Equation, at: int, axes: Axes) -> Found:
+    """`dynamic_slice` at an index that depends on the batch."""
+    return {"kind": "lookup", "features": (), "feature_axes": ()} if at == 0 else None
+
+
+def _ragged(eqn: Equation, at: int, axes: Axes) -> Found:
+    """`lax.ragged_dot`: examples in the order of their experts, and how many each expert has."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    contracting, batch = numbers.dot_dimension_numbers
+    x_shape, group = _shape(eqn.invars[0]), tuple(numbers.rhs_group_dimensions)
+    plain = len(x_shape) == 2 and len(group) == 1 and not batch[0] and len(contracting[1]) == 1
+    (ragged,), (contracted,) = numbers.lhs_ragged_dimensions, contracting[0]
+    if at != 1 or not plain or ragged == contracted:
+        return None
+    if not dims.of_elements(dims.flatten(axes)):
+        return None
+    inputs, outputs = axes[contracting[1][0]], _others(len(axes), group, contracting[1])
+    return {
+        "kind": "dense",
+        "features": (eqn.invars[0], eqn.invars[2]),
+        "feature_axes": ((Dim(x_shape[ragged], 0),), inputs),
+        "roles": (axes[group[0]], inputs, dims.flatten(axes[i] for i in outputs)),
+        "options": {"experts": Ragged(_shape(eqn.invars[1])[group[0]], (ragged, contracted))},
+    }
+
+
+SITE_RULES: dict[str, Callable[[Equation, int, Axes], Found]] = {
+    "dot_general": _dot,
+    "conv_general_dilated": _conv,
+    "mul": _mul,
+    "div": _mul,
+    "ragged_dot_general": _ragged,
+    "gather": _gather,
+    "dynamic_slice": _pick,
+}
+
+
+# -- sites that grow: their output meets more data ------------------------------------------------
+
+
+def _scaled_again(eqn: Equation, at: int, output: Output) -> Found:
+    """A scale that has met one factor of its features meets another.
+
+    Normalisation layers write (x - mean) * (rsqrt(variance) * scale): all of it is what the scale
+    is fed.
+    """
+    site, shape = output.site, _shape(eqn.outvars[0])
+    if eqn.name != "mul" or site.roles is None or len(output.axes) != len(shape):
+        return None
+    axes = dims.spread(output.axes, shape)
+    return {
+        "features": (*site.features, eqn.invars[1 - at]),
+        "feature_axes": axes,
+        "output_axes": axes,
+        "options": {"stages": (*site.options["stages"], (output.steps, shape))},
+    }
+
+
+def _experts(eqn: Equation, at: int, output: Output) -> Found:
     """The site of weights that were looked up, one for each position: operand `at` of a product.
 
     What a lookup said is replaced: there is one matrix for each row of the table, and the features
     of a position count for the matrix that it chose.
     """
+    if eqn.name != "dot_general":
+        return None
     contracting, batch = eqn.params["dimension_numbers"]
     w_contracted, w_batch = contracting[at], batch[at]
     x_contracted, x_batch = contracting[1 - at], batch[1 - at]
-    x_shape = _shape(eqn.invars[1 - at])
+    x_shape, looked_up = _shape(eqn.invars[1 - at]), output.site
     # Axes of the index have no element of the weight.
-    is_chosen = [not dims.of_elements(axis) for axis in output.axes]
-    free = [i for i in range(len(is_chosen)) if i not in {*w_contracted, *w_batch}]
-    if any(is_chosen[i] for i in w_contracted) or not all(is_chosen[i] for i in w_batch):
+    weights = [i for i, axis in enumerate(output.axes) if dims.of_elements(axis)]
+    free = _others(len(output.axes), w_contracted, w_batch)
+    if not set(w_contracted).issubset(weights) or not set(w_batch).isdisjoint(weights):
         return None
-    looked_up = output.site
     assert looked_up.roles is not None
     inputs = dims.flatten(output.axes[i] for i in w_contracted)
-    several = [i for i in free if is_chosen[i]]  # experts that share one position's features
-    x_free = [i for i in range(len(x_shape)) if i not in {*x_contracted, *x_batch}]
+    several = [i for i in free if i not in weights]  # experts that share one position's features
+    x_free = _others(len(x_shape), x_contracted, x_batch)
     shared = math.prod(x_shape[i] for i in x_batch)
     each = math.prod(x_shape[i] for i in x_free)
-    positions = looked_up.positions * each
-    weights = [i for i in range(len(is_chosen)) if not is_chosen[i]]
     choice = Gathered(
         count=dims.size(looked_up.roles[1]),
         column=looked_up.options["column"],
@@ -208,61 +252,20 @@ def experts(eqn: Equation, at: int, output: Output) -> Found:
         features_order=(*x_batch, *x_free, *x_contracted),
         sizes=(shared, each, looked_up.positions // shared),
     )
-    outputs = dims.flatten(output.axes[i] for i in free if not is_chosen[i])
+    outputs = dims.flatten(output.axes[i] for i in free if i in weights)
     return {
         "kind": "dense",
         "features": (eqn.invars[1 - at], *looked_up.features),
-        "positions": positions,
+        "feature_axes": ((Dim(looked_up.positions * each, 0),), inputs),
         "roles": (looked_up.roles[1], inputs, outputs),
-        "feature_axes": ((Dim(positions, 0),), inputs),
-        "examples": 0,
         "options": {"experts": choice},
         "output_axes": None,
     }
 
 
-def _ragged(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
-    """`lax.ragged_dot`: examples in the order of their experts, and how many each expert has."""
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
-    contracting, batch = numbers.dot_dimension_numbers
-    x_shape, group = _shape(eqn.invars[0]), tuple(numbers.rhs_group_dimensions)
-    plain = len(x_shape) == 2 and len(group) == 1 and not batch[0] and len(contracting[1]) == 1
-    (ragged,), (contracted,) = numbers.lhs_ragged_dimensions, contracting[0]
-    if at != 1 or not plain or ragged == contracted:
-        return None
-    found = {
-        "kind": "dense",
-        "features": (eqn.invars[0], eqn.invars[2]),
-        "positions": x_shape[ragged],
-    }
-    if view.axes is None or not dims.of_elements(dims.flatten(view.axes)):
-        return found
-    inputs = view.axes[contracting[1][0]]
-    rest = [i for i in range(len(view.axes)) if i not in {*group, *contracting[1]}]
-    return {
-        **found,
-        "roles": (view.axes[group[0]], inputs, dims.flatten(view.axes[i] for i in rest)),
-        "feature_axes": ((Dim(x_shape[ragged], 0),), inputs),
-        "examples": 0,
-        "options": {"experts": Ragged(_shape(eqn.invars[1])[group[0]], (ragged, contracted))},
-    }
-
-
-def _pick(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Found:
-    """`dynamic_slice` at an index that depends on the batch."""
-    if at != 0 or not any(isinstance(value, Data) for value in values[1:]):
-        return None
-    return {"kind": "lookup", "features": (), "positions": 1}
-
-
-SITE_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Found]] = {
-    "dot_general": _dot,
-    "conv_general_dilated": _conv,
-    "mul": _mul,
-    "div": _mul,
-    "ragged_dot_general": _ragged,
-    "gather": _gather,
-    "dynamic_slice": _pick,
+GROWTH_RULES: dict[str, Callable[[Equation, int, Output], Found]] = {
+    "scale": _scaled_again,
+    "lookup": _experts,
 }
 
 

@@ -55,26 +55,26 @@ def trace_loss(
     """Traces `loss_fn(params, *args, **kwargs)`, whatever else than arrays is among them."""
     _refuse_modules(params)
     with_paths, params_tree = jax.tree_util.tree_flatten_with_path(params)
-    names = [path_name(path) for path, leaf in with_paths if is_parameter(leaf)]
     leaves, tree = jax.tree.flatten((params, tuple(args), dict(kwargs)))
-    is_param = [is_parameter(leaf) for _, leaf in with_paths]
-    is_param += [False] * (len(leaves) - len(with_paths))
-    is_data = [is_array(leaf) and not p for leaf, p in zip(leaves, is_param, strict=True)]
-    parameters = [leaf for leaf, p in zip(leaves, is_param, strict=True) if p]
-    data = [leaf for leaf, d in zip(leaves, is_data, strict=True) if d]
-    if not parameters:
+    # Every leaf is in one of three lists, with `None` in the others, which JAX takes for no leaf.
+    names = [path_name(path) for path, leaf in with_paths if is_parameter(leaf)]
+    own = [leaf if is_parameter(leaf) else None for _, leaf in with_paths]
+    parameters = own + [None] * (len(leaves) - len(own))
+    data = [
+        leaf if is_array(leaf) and p is None else None
+        for leaf, p in zip(leaves, parameters, strict=True)
+    ]
+    rest = [None if is_array(leaf) else leaf for leaf in leaves]
+    if not names:
         raise ValueError(
             "the parameters hold no floating-point array, so there is nothing to train. Pass the "
             "model itself as the first argument: find_neurons(loss_fn, params, batch)."
         )
-    output: dict[str, Any] = {}
+    aux_rest, aux_tree = [], None  # what the loss returns beside arrays
 
     def flat(parameters: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        iter_p, iter_d = iter(parameters), iter(data)
-        merged = [
-            next(iter_p) if p else next(iter_d) if d else leaf
-            for leaf, p, d in zip(leaves, is_param, is_data, strict=True)
-        ]
+        nonlocal aux_rest, aux_tree
+        merged = map(_the_given_one, parameters, data, rest)
         params, args, kwargs = jax.tree.unflatten(tree, merged)
         result = loss_fn(params, *args, **kwargs)
         if has_aux and not (isinstance(result, tuple) and len(result) == 2):
@@ -84,28 +84,28 @@ def trace_loss(
             )
         value, aux = result if has_aux else (result, None)
         _check_value(value)
-        aux_leaves, output["tree"] = jax.tree.flatten(aux)
-        output["static"] = [None if is_array(leaf) else leaf for leaf in aux_leaves]
-        output["arrays"] = [is_array(leaf) for leaf in aux_leaves]
-        return [value, *(leaf for leaf in aux_leaves if is_array(leaf))]
+        aux_leaves, aux_tree = jax.tree.flatten(aux)
+        aux_rest = [None if is_array(leaf) else leaf for leaf in aux_leaves]
+        return [value, *filter(is_array, aux_leaves)]
 
     body = make_body(jax.make_jaxpr(flat)(parameters, data))
 
-    def unflatten(outs: Sequence[Any]) -> tuple[Any, Any]:
+    def output_tree(outs: Sequence[Any]) -> tuple[Any, Any]:
         arrays = iter(outs[1:])
-        aux = [
-            next(arrays) if array else static
-            for array, static in zip(output["arrays"], output["static"], strict=True)
-        ]
-        return outs[0], jax.tree.unflatten(output["tree"], aux)
+        aux = [next(arrays) if leaf is None else leaf for leaf in aux_rest]
+        return outs[0], jax.tree.unflatten(aux_tree, aux)
 
     def gradient_tree(gradients: Sequence[Any]) -> Any:
-        found = iter(gradients)
         return jax.tree.unflatten(
-            params_tree, [next(found) if is_parameter(leaf) else None for _, leaf in with_paths]
+            params_tree, jax.tree.unflatten(jax.tree.structure(own), gradients)
         )
 
-    return Trace(body, names, parameters, data, unflatten, gradient_tree)
+    arrays = jax.tree.leaves(parameters), jax.tree.leaves(data)
+    return Trace(body, names, *arrays, output_tree, gradient_tree)
+
+
+def _the_given_one(*choices: Any) -> Any:
+    return next(choice for choice in choices if choice is not None)
 
 
 def _refuse_modules(params: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 
-from .._features import Axes, Axis, Chain, Dim, Program, Step, dims
+from .._features import Axes, Axis, Chain, Dim, Layout, Program, Step, dims
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,16 +18,20 @@ class Const:
     """Depends on neither parameters nor batch.
 
     Attributes:
-      value: where it is known (a scalar, or a short range).
-      iterates: its values in the iterations of the innermost loop, where it is a known scalar.
+      numbers: where it is known to be one number, repeated: that number, or one for each iteration
+        of the innermost loop, in an array of one dimension.
       captured: whether it is an array that the loss closes over: it may well be the data.
-      uniform: whether it is known to be one number, repeated.
+      is_range: whether it is 0, 1, 2, ...
     """
 
-    value: Any = None
-    iterates: Any = None
+    numbers: Any = None
     captured: bool = False
-    uniform: bool = False
+    is_range: bool = False
+
+    @property
+    def number(self) -> Any:
+        """The number, where it is known and the same in all iterations."""
+        return self.numbers[0] if self.numbers is not None and len(self.numbers) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,11 +123,10 @@ class Site:
       steps: from the view to the site's output.
       scope: where it stands.
       features: the data's variables; their product, where a scale meets several.
-      positions: how many there are in one iteration of the loops around.
-      roles: of the weight's dims; `None` where it has no matrix form.
       feature_axes: the axes of the features (of a convolution, of their patches), as dims of the
         weight; those of stride 0 are positions.
-      examples: which of these is the batch's.
+      roles: which of the weight's dims are blocks, inputs, outputs; `None` where it has no matrix
+        form.
       options: how to take the features, by kind.
       output: the variable of its output, `output_axes` as of the features.
       after: the steps from its output to where the bias is added.
@@ -134,16 +139,21 @@ class Site:
     steps: tuple[Step, ...]
     scope: Scope
     features: tuple[Any, ...]
-    positions: int
+    feature_axes: Axes
     roles: tuple[Axis, Axis, Axis] | None = None
-    feature_axes: Axes | None = None
-    examples: int | None = None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     output: Any = None
     output_axes: Axes | None = None
     after: tuple[Step, ...] = ()
     bias: View | None = None
     bias_pairs: list[tuple[Dim, Dim]] = dataclasses.field(default_factory=list)
+
+    @property
+    def positions(self) -> int:
+        """How many there are in one iteration of the loops around."""
+        if self.output.aval.size == 0:  # of an empty batch, which axes do not tell from one example
+            return 0
+        return dims.size(dim for dim in dims.flatten(self.feature_axes) if not dim.stride)
 
     @property
     def fed_by(self) -> tuple[int, ...]:
@@ -158,13 +168,13 @@ class Site:
             total *= 1 if chain.scanned else length
         return total
 
-    @property
-    def program(self) -> Program:
+    def program(self, layout: Layout, bias_layout: Layout | None) -> Program:
         """The map from weight and bias to its outputs."""
         *outer, last = self.view.chains
         steps = (*last.steps, *self.steps, *self.after)
         weight = (*outer, dataclasses.replace(last, steps=steps))
-        return Program(weight, None if self.bias is None else self.bias.chains)
+        bias = None if self.bias is None else self.bias.chains
+        return Program(weight, bias, layout, bias_layout, self.view.fraction)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,10 +200,18 @@ class Data:
     Attributes:
       output: the site that it is the output of.
       frozen: the parameter that it is, under `stop_gradient`.
+      penalties: the parameters in what was added to it, each with the use that this would be. It
+        is none if nothing but sums lead from here to the loss.
     """
 
     output: Output | _Mixed | None = None
     frozen: int | None = None
+    penalties: tuple[tuple[int, Use], ...] = ()
+
+
+def penalties_of(values: Iterable[Value]) -> tuple[tuple[int, Use], ...]:
+    found = (value.penalties for value in values if isinstance(value, Data))
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(found)))
 
 
 Value = Const | View | Entangled | Data

@@ -89,10 +89,6 @@ class Equation:
         """Whether the primitive returns a list."""
         return self.raw.primitive.multiple_results
 
-    @property
-    def has_effects(self) -> bool:
-        return bool(self.raw.effects)
-
     @functools.cached_property
     def key(self) -> str:
         """What tells equations that do different things apart."""
@@ -172,17 +168,8 @@ def _scan(raw: Any) -> dict[str, Any]:
         consts, carry = params["num_consts"], params["num_carry"]
     names = ("length", "reverse", "unroll", "_split_transpose")
     options = {name: params[name] for name in names if name in params}
-    return {
-        "bodies": [params["jaxpr"]],
-        "consts": consts,
-        "carry": carry,
-        "length": params["length"],
-        "options": options,
-    }
-
-
-def _cond(raw: Any) -> dict[str, Any]:
-    return {"bodies": raw.params["branches"]}
+    sizes = {"consts": consts, "carry": carry, "length": params["length"]}
+    return {"bodies": [params["jaxpr"]], "options": options, **sizes}
 
 
 def _shard_map(raw: Any) -> dict[str, Any]:
@@ -194,16 +181,12 @@ def _shard_map(raw: Any) -> dict[str, Any]:
 
 def _jit(raw: Any) -> dict[str, Any]:
     params = raw.params
-    given = lambda shardings: [
-        s if isinstance(s, jax.sharding.Sharding) else None for s in shardings
-    ]
-    return {
-        "bodies": [params["jaxpr"]],
-        "name": params["name"],
-        "inline": params.get("inline", False),
-        "in_shardings": given(params["in_shardings"]),
-        "out_shardings": given(params["out_shardings"]),
+    shardings = {
+        key: [s if isinstance(s, jax.sharding.Sharding) else None for s in params[key]]
+        for key in ("in_shardings", "out_shardings")
     }
+    options = {"name": params["name"], "inline": params.get("inline", False)}
+    return {"bodies": [params["jaxpr"]], **options, **shardings}
 
 
 def _checkpoint(raw: Any) -> dict[str, Any]:
@@ -211,17 +194,13 @@ def _checkpoint(raw: Any) -> dict[str, Any]:
     return {"bodies": [raw.params["jaxpr"]], **options}
 
 
-def _call(raw: Any) -> dict[str, Any]:
-    return {"bodies": [raw.params["call_jaxpr"]]}
-
-
 _CONTROL: dict[str, Callable[[Any], dict[str, Any]]] = {
     "scan": _scan,
-    "cond": _cond,
+    "cond": lambda raw: {"bodies": raw.params["branches"]},
     "shard_map": _shard_map,
     "jit": _jit,
     "checkpoint": _checkpoint,
-    "call": _call,
+    "call": lambda raw: {"bodies": [raw.params["call_jaxpr"]]},
 }
 
 

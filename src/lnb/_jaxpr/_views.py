@@ -13,32 +13,41 @@ from typing import Any
 
 import numpy as np
 
-from .._features import Dim, dims
+from .._features import Axes, Dim, dims
 from ._values import Const, Value, View
 from ._versions import Equation
 
 Changes = list[dict[str, Any]] | None
+
+REARRANGING = frozenset(
+    "reshape squeeze expand_dims transpose broadcast_in_dim convert_element_type".split()
+)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
-def _reshape(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
-    axes = None if view.axes is None else dims.reshape(view.axes, _shape(eqn.outvars[0]))
-    return [{"axes": axes}]
+def rearranged(eqn: Equation, axes: Axes) -> Axes | None:
+    """The axes after an equation of `REARRANGING`."""
+    if eqn.name == "convert_element_type":
+        return axes
+    if eqn.name == "transpose":
+        return tuple(axes[i] for i in eqn.params["permutation"])
+    shape = _shape(eqn.outvars[0])
+    if eqn.name == "broadcast_in_dim":
+        return dims.broadcast(axes, shape, eqn.params["broadcast_dimensions"])
+    return dims.reshape(axes, shape)
 
 
-def _transpose(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
-    axes = view.axes
-    return [{"axes": axes and tuple(axes[i] for i in eqn.params["permutation"])}]
+def _rearranged(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
+    if eqn.outvars[0].aval.dtype.kind == "c":
+        return None
+    return [{"axes": None if view.axes is None else rearranged(eqn, view.axes)}]
 
 
-def _broadcast(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
-    if view.axes is None:
-        return [{"axes": None}]
-    shape, dimensions = _shape(eqn.outvars[0]), eqn.params["broadcast_dimensions"]
-    return [{"axes": dims.broadcast(view.axes, shape, dimensions)}]
+def _same(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
+    return [{}]
 
 
 def _unstructured(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
@@ -51,10 +60,6 @@ def _unknown_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) 
     return [{"axes": None, "fraction": view.fraction * min(1.0, share)}]
 
 
-def _cast(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
-    return None if eqn.outvars[0].aval.dtype.kind == "c" else [{}]
-
-
 def _negate(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     return [{"scale": -view.scale}]
 
@@ -64,10 +69,10 @@ def _scale(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Chang
         return None
     other = values[1 - at]
     assert isinstance(other, Const)
-    if np.iscomplexobj(other.value):
+    if np.iscomplexobj(other.number):
         return None
-    if other.value is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
-        factor = np.reshape(other.value, ()).item()
+    if other.number is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
+        factor = other.number.item()
         if eqn.name == "div":
             factor = 1 / factor if factor else math.inf
         return [{"scale": view.scale * factor}]
@@ -81,7 +86,7 @@ def _offset(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Chan
     assert isinstance(other, Const)
     if _shape(eqn.outvars[0]) != _shape(eqn.invars[at]):
         return None
-    if other.value is None and _is_broadcast(view):
+    if other.number is None and _is_broadcast(view):
         return None
     return [{"scale": -view.scale}] if eqn.name == "sub" and at == 1 else [{}]
 
@@ -90,36 +95,35 @@ def _is_broadcast(view: View) -> bool:
     return view.axes is not None and not dims.of_elements(dims.flatten(view.axes))
 
 
-def _cut(view: View, starts: Sequence[int], stops: Sequence[int], strides: Sequence[int]) -> dict:
-    """The view after slicing."""
+def _cut(view: View, kept: Sequence[range]) -> dict[str, Any]:
+    """The view after slicing, with what is kept of each axis."""
     if view.axes is None:
         return {"axes": None}
     axes, offset, share = list(view.axes), view.offset, 1.0
-    for i, (start, stop, step) in enumerate(zip(starts, stops, strides, strict=True)):
-        full, length = dims.size(axes[i]), len(range(start, stop, step))
-        if length == full:
+    for i, inside in enumerate(kept):
+        full = dims.size(axes[i])
+        if len(inside) == full:
             continue
-        share *= length / full
+        share *= len(inside) / full
         if len(axes[i]) != 1:
             return {"axes": None, "fraction": view.fraction * share}
         (dim,) = axes[i]
-        axes[i] = (Dim(length, dim.stride * step),) if length > 1 else ()
-        offset += start * dim.stride
+        axes[i] = (Dim(len(inside), dim.stride * inside.step),) if len(inside) > 1 else ()
+        offset += inside.start * dim.stride
     return {"axes": tuple(axes), "offset": offset, "fraction": view.fraction * share}
 
 
 def _slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
     starts, stops = eqn.params["start_indices"], eqn.params["limit_indices"]
-    return [_cut(view, starts, stops, eqn.params["strides"] or (1,) * len(starts))]
+    return [_cut(view, list(map(range, starts, stops, eqn.params["strides"] or [1] * len(starts))))]
 
 
 def _split(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
-    axis, shape = eqn.params["axis"], _shape(eqn.invars[at])
+    kept = list(map(range, _shape(eqn.invars[at])))
     changes, begin = [], 0
     for length in eqn.params["sizes"]:
-        starts, stops = [0] * len(shape), list(shape)
-        starts[axis], stops[axis] = begin, begin + length
-        changes.append(_cut(view, starts, stops, [1] * len(shape)))
+        kept[eqn.params["axis"]] = range(begin, begin + length)
+        changes.append(_cut(view, kept))
         begin += length
     return changes
 
@@ -128,26 +132,25 @@ def _dynamic_slice(eqn: Equation, at: int, view: View, values: Sequence[Value]) 
     if at != 0:
         return None
     sizes, shape = eqn.params["slice_sizes"], _shape(eqn.invars[0])
-    indices = values[1:]
+    kept = list(map(range, shape))
     cut = [i for i, (n, m) in enumerate(zip(sizes, shape, strict=True)) if n != m]
-    known: list[Any] = [v.value if isinstance(v, Const) else None for v in indices]
-    if len(cut) == 1 and sizes[cut[0]] == 1 and _is_counter(indices[cut[0]], shape[cut[0]]):
-        changes = view.iterated(cut[0])
-        if changes is not None:
-            return [changes]
-    if any(known[i] is None for i in cut):
-        return _unknown_slice(eqn, at, view, values)
-    starts = [0] * len(sizes)
     for i in cut:
-        starts[i] = min(max(int(known[i]), 0), shape[i] - sizes[i])
-    stops = [start + n for start, n in zip(starts, sizes, strict=True)]
-    return [_cut(view, starts, stops, [1] * len(sizes))]
+        index = values[1 + i]
+        assert isinstance(index, Const)
+        if len(cut) == 1 and sizes[i] == 1 and _is_counter(index, shape[i]):
+            changes = view.iterated(i)
+            if changes is not None:
+                return [changes]
+        if index.number is None:
+            return _unknown_slice(eqn, at, view, values)
+        start = min(max(int(index.number), 0), shape[i] - sizes[i])
+        kept[i] = range(start, start + sizes[i])
+    return [_cut(view, kept)]
 
 
-def _is_counter(index: Value, length: int) -> bool:
+def _is_counter(index: Const, length: int) -> bool:
     """Whether an index counts the iterations of the innermost loop, from 0 to `length`."""
-    values = index.iterates if isinstance(index, Const) else None
-    return values is not None and np.array_equal(np.ravel(values), np.arange(length))
+    return index.numbers is not None and np.array_equal(index.numbers, np.arange(length))
 
 
 def _selected(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
@@ -174,24 +177,19 @@ def _contracted(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> 
     free = [n for i, n in enumerate(shape) if i not in bound]
     if other.captured and free:
         return None
-    repeats = math.prod(free) if other.uniform else 1
+    repeats = math.prod(free) if other.number is not None else 1
     return [{"axes": None, "repeats": view.repeats * repeats}]
 
 
 VIEW_RULES: dict[str, Callable[[Any, int, View, Sequence[Value]], Changes]] = {
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
-    "transpose": _transpose,
-    "broadcast_in_dim": _broadcast,
+    **dict.fromkeys(REARRANGING, _rearranged),
     "slice": _slice,
     "split": _split,
     "dynamic_slice": _dynamic_slice,
     "gather": _gathered,
     "select_n": _selected,
     "dot_general": _contracted,
-    "convert_element_type": _cast,
-    "reduce_precision": _cast,
+    "reduce_precision": _same,
     "neg": _negate,
     "mul": _scale,
     "div": _scale,

@@ -6,7 +6,7 @@ regress on them do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +43,7 @@ class TappedEmitter(Emitter):
 
     taps: dict[int, Array]
 
-    def __init__(self, plans: Sequence[Plan], origins: dict[int, Any]):
+    def __init__(self, plans: Sequence[Plan], origins: Mapping[str, Any]):
         super().__init__(plans, origins)
         self.keys = {(plan.site.scope, plan.site.output): plan.key for plan in plans}
 

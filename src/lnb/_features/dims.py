@@ -49,6 +49,11 @@ def size(dims: Iterable[Dim]) -> int:
     return math.prod(dim.size for dim in dims)
 
 
+def total(axes: Iterable[Axis]) -> int:
+    """The number of elements."""
+    return size(flatten(axes))
+
+
 def of_elements(dims: Iterable[Dim]) -> bool:
     """Whether none of the dims is a repetition."""
     return all(dim.stride for dim in dims)
