@@ -135,7 +135,7 @@ def check_values(program: Program, vector: Any) -> None:
         assert_close(f"gradient of {path}", flat(ours.gradient)[path], expected, tolerance)
     if program.loss.open_metric:
         return
-    tape = Tape(flat(program.params))
+    tape = Tape(flat(program.params), program.loss.derivatives)
     loss = program.loss.by_hand(program.layers, tape, program.batch)
     assert_close("the program by hand", loss, value, tolerance)
     vector, product = flat(vector), flat(ours.product)

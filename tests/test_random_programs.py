@@ -3,16 +3,8 @@
 import pytest
 from random_programs import NORMS, check_program, make_program
 
-# Seeds that the library is wrong about, and why.
-TWICE = "experts whose weights are taken once and used twice, in a derivative, are a lookup"
-KNOWN: dict[int, str] = {4: TWICE}
 
-
-def marks(seed: int) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.xfail(reason=KNOWN[seed])] if seed in KNOWN else []
-
-
-@pytest.mark.parametrize("seed", [pytest.param(s, marks=marks(s)) for s in range(60)])
+@pytest.mark.parametrize("seed", range(60))
 def test_program(seed: int):
     """Value, gradient and metric are right. Two thirds are trained, by one norm or the other."""
     norms = [(norm,) for norm in NORMS] + [()]

@@ -154,7 +154,8 @@ class Chosen(Layer):
 
         index = np.asarray(data.each if self.each else data.flag).astype(int)
         hot = np.eye(2)[index]
-        if self.each:
+        # Matrices that are taken once and used twice, also by a derivative, are a lookup's outputs.
+        if self.each and not tape.derivatives:
             return tape.site(expert, place / "w", None, x, x.value[..., 0].size)
         found = tape.site(lookup, place / "w", None, tape.data(hot), index.size)
         return tape.pure(lambda x, found: x @ found, x, found)

@@ -93,8 +93,9 @@ class Rows(NamedTuple):
 
 
 class Tape:
-    def __init__(self, params: dict[str, Array]):
+    def __init__(self, params: dict[str, Array], derivatives: bool = False):
         self.params = params
+        self.derivatives = derivatives  # whether the loss has some, so that weights are used twice
         self.rows: list[Rows] = []
         self.nodes: list[Node] = []
         self.claimed: set[str] = set()
