@@ -1,12 +1,13 @@
 """Running averages, damping and the preconditioner P, each against its formula written out."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from explicit import explicit_metric, fed, matrix, theta_of, uncorrelated
 
 from lnb import Absolute
-from lnb._average import Average
+from lnb._average import Average, average_gradient
 from lnb._inverse import preconditioner
 from lnb._metric import Moments, damped_product, damping_constant, diagonal_moments, moments
 
@@ -35,11 +36,13 @@ def test_average_starts_with_its_first_value():
     assert average.value.dtype == jnp.float32
 
 
-def test_average_ignores_what_was_not_seen():
-    average = Average.empty(jnp.zeros(2)).absorb(jnp.ones(2), 0.9)
-    after = average.absorb(jnp.full(2, 7.0), 0.9, seen=jnp.asarray(False))
-    np.testing.assert_array_equal(after.value, average.value)
-    assert after.mass == average.mass
+def test_gradients_that_are_not_finite_leave_the_average_as_it_is():
+    transformation = average_gradient(0.9)
+    gradients = {"w": jnp.ones(2)}
+    _, state = transformation.update(gradients, transformation.init(gradients))
+    bad, finite = {"w": jnp.full(2, jnp.nan)}, jnp.asarray(False)
+    _, after = transformation.update(bad, state, finite=finite)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
 @pytest.mark.parametrize("bias", [True, False])

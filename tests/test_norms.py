@@ -1,7 +1,8 @@
 """Trust regions, against norms and singular values of explicit matrices."""
 
-from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +13,12 @@ from explicit import exact_inverse_root, fed, matrix, theta_of
 import lnb
 from lnb import Cholesky, _plan
 from lnb._metric import Theta
-from lnb._norms import NORMS, Boosted, Norm, _together, orthogonal
+from lnb._norms import NORMS, Boosted, Norm, orthogonal
 from lnb._orthogonalize import newton_schulz
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-EXACT = Norm(shared=False, directions=partial(orthogonal, root=exact_inverse_root))
+EXACT = Norm(shared=False, direction=partial(orthogonal, root=exact_inverse_root))
 
 
 def part_of(x, gradient: Theta, kind: str = "dense") -> Boosted:
@@ -26,12 +27,18 @@ def part_of(x, gradient: Theta, kind: str = "dense") -> Boosted:
     known, memory = solver.init(neuron, gradient)
     known = solver.update(neuron, features, known, 0.0, jnp.int32(0))
     direction, _ = solver.direction(neuron, features, gradient, known, memory, 0.0)
-    return Boosted(gradient, direction, 1, solver.inverse(neuron, known), orthogonalized=True)
+    return Boosted(gradient, direction, 1, solver.inverse(neuron, known))
 
 
 def dense_part(n=40, d=5, o=3, bias=True, seed=0) -> tuple[np.ndarray, Boosted]:
     x = np.random.default_rng(seed).normal(size=(n, d)) + 1
     return x, part_of(x, theta_of(d, o, bias))
+
+
+def take(norm: Norm, parts: list[Boosted], min_norm) -> Any:
+    """A step, with its directions as a list."""
+    step = norm({str(i): part for i, part in enumerate(parts)}, min_norm)
+    return SimpleNamespace(**step._asdict() | {"directions": [*step.directions.values()]})
 
 
 def function_norm(x, theta: Theta) -> float:
@@ -58,7 +65,7 @@ def test_norm_of_a_direction_uphill_is_zero():
 def test_network_has_one_norm():
     (x, first), (y, second) = dense_part(seed=0), dense_part(seed=1)
     other = Boosted(jnp.arange(3.0), jnp.arange(3.0), rank=1)
-    step = NORMS["network"]([first, second, other], 1e-2)
+    step = take(NORMS["network"], [first, second, other], 1e-2)
     lengths = [
         function_norm(x, step.directions[0]),
         function_norm(y, step.directions[1]),
@@ -73,7 +80,7 @@ def test_network_has_one_norm():
 def test_neurons_have_one_norm_each():
     (x, first), (y, second) = dense_part(seed=0), dense_part(seed=1)
     other = Boosted(jnp.arange(3.0), jnp.arange(3.0), rank=1)
-    step = NORMS["neuron"]([first, second, other], 1e-2)
+    step = take(NORMS["neuron"], [first, second, other], 1e-2)
     np.testing.assert_allclose(function_norm(x, step.directions[0]), 1, rtol=1e-9)
     np.testing.assert_allclose(function_norm(y, step.directions[1]), 1, rtol=1e-9)
     np.testing.assert_allclose(np.linalg.norm(step.directions[2]), 1, rtol=1e-9)
@@ -82,10 +89,10 @@ def test_neurons_have_one_norm_each():
 @pytest.mark.parametrize("name", NORMS)
 def test_min_norm_shortens_the_step(name):
     _, part = dense_part()
-    (free,), (capped,) = (NORMS[name]([part], m).directions for m in (0.0, 4 * part.norm))
+    (free,), (capped,) = (take(NORMS[name], [part], m).directions for m in (0.0, 4 * part.norm))
     np.testing.assert_allclose(4 * capped.weight, free.weight, rtol=1e-9)
-    assert NORMS[name]([part], 4 * part.norm).capped
-    assert not NORMS[name]([part], 0.25 * part.norm).capped
+    assert take(NORMS[name], [part], 4 * part.norm).capped
+    assert not take(NORMS[name], [part], 0.25 * part.norm).capped
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -93,7 +100,7 @@ def test_min_norm_shortens_the_step(name):
 def test_zero_gradient_has_a_zero_step(name, min_norm):
     x, part = dense_part()
     zero = part_of(x, jax.tree.map(jnp.zeros_like, part.gradient))
-    step = NORMS[name]([zero], min_norm)
+    step = take(NORMS[name], [zero], min_norm)
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(step.directions))
 
 
@@ -114,7 +121,7 @@ def root_mean_square(x) -> float:
 @pytest.mark.parametrize(("d", "o"), [(5, 3), (3, 5)])
 def test_spectral_step_is_orthogonal_for_whitened_features(d, o, bias):
     x, part = dense_part(d=d, o=o, bias=bias)
-    (direction,) = EXACT([part], 1e-2).directions
+    (direction,) = take(EXACT, [part], 1e-2).directions
     weight, mean = whitened_parts(x, direction)
     np.testing.assert_allclose(np.linalg.svd(weight, compute_uv=False), 1, rtol=1e-8)
     assert mean is None or root_mean_square(mean) == pytest.approx(1, rel=1e-8)
@@ -130,7 +137,7 @@ def test_spectral_step_by_a_symmetric_factor():
     left, _, right = np.linalg.svd(centred, full_matrices=False)
     expected = np.linalg.solve(root, left @ right)
     offset = bias / root_mean_square(bias) - mean @ expected
-    (direction,) = EXACT([part], 1e-2).directions
+    (direction,) = take(EXACT, [part], 1e-2).directions
     np.testing.assert_allclose(matrix(direction), np.vstack([expected, offset]), rtol=1e-8)
 
 
@@ -139,7 +146,7 @@ def test_spectral_step_by_a_symmetric_factor():
 def test_spectral_step_stays_within_its_bounds(d, o, bias):
     for seed in range(5):
         x, part = dense_part(d=d, o=o, bias=bias, seed=seed)
-        (direction,) = NORMS["spectral"]([part], 1e-2).directions
+        (direction,) = take(NORMS["spectral"], [part], 1e-2).directions
         values = np.linalg.svd(whitened_parts(x, direction)[0], compute_uv=False)
         assert values.min() > 0.68
         assert values.max() < 1.2
@@ -180,7 +187,7 @@ def test_spectral_step_in_single_precision(d, o, condition):
     whitened = left * np.geomspace(0.02, 1, min(d, o)) @ right.T
     gradient = Theta(jnp.asarray((lower @ whitened)[None], jnp.float32), None)
     x = np.asarray(d**0.5 * lower.T, np.float32)  # features whose second moment is M
-    (direction,) = NORMS["spectral"]([part_of(x, gradient)], 1e-2).directions
+    (direction,) = take(NORMS["spectral"], [part_of(x, gradient)], 1e-2).directions
     values = np.linalg.svd(lower.T @ np.asarray(direction.weight[0], float), compute_uv=False)
     assert values.min() > 0.65
     assert values.max() < 1.22
@@ -202,7 +209,7 @@ def test_spectral_step_of_a_lookup():
     gradient = theta_of(6, 4, bias=False)
     counts = np.array([3, 5, 1, 2, 4, 5])
     indices = np.repeat(np.arange(6), counts)
-    (direction,) = EXACT([part_of(indices, gradient, "lookup")], 1e-2).directions
+    (direction,) = take(EXACT, [part_of(indices, gradient, "lookup")], 1e-2).directions
     values = whitened_singular_values(np.diag(counts / 20), direction)
     np.testing.assert_allclose(values, 1, rtol=1e-9)
 
@@ -211,7 +218,7 @@ def test_spectral_step_of_a_lookup():
 def test_spectral_step_of_a_scale(bias):
     x = np.random.default_rng(0).normal(size=(4, 30, 1)) + 1
     part = part_of(x, theta_of(1, 1, bias, g=4), "scale")
-    (direction,) = EXACT([part], 1e-2).directions
+    (direction,) = take(EXACT, [part], 1e-2).directions
     for block in range(4):
         weight, mean = whitened_parts(x[block], direction, block)
         np.testing.assert_allclose(np.abs(weight), 1, rtol=1e-9)
@@ -220,33 +227,11 @@ def test_spectral_step_of_a_scale(bias):
 
 def test_spectral_step_without_an_inverse_has_the_norm_of_an_orthogonal_map():
     x, part = dense_part(d=8, o=6)
-    (orthogonal_step,) = EXACT([part], 1e-2).directions
-    (step,) = EXACT([replace(part, inverse=None, rank=12)], 1e-2).directions
+    (orthogonal_step,) = take(EXACT, [part], 1e-2).directions
+    (step,) = take(EXACT, [part._replace(inverse=None, rank=12)], 1e-2).directions
     expected = function_norm(x, orthogonal_step)
     np.testing.assert_allclose(function_norm(x, step), expected, rtol=1e-8)
     np.testing.assert_allclose(expected, 12**0.5, rtol=1e-8)  # 6 of the weight, 6 of the bias
-
-
-def test_matrices_of_one_size_together():
-    """One call for all of a size, and what each would have had by itself."""
-    sizes = [(1, 4, 4), (2, 4, 4), None, (1, 3, 3), (1, 4, 4)]
-    keys = jax.random.split(jax.random.key(0), len(sizes))
-    arrays = [s and jax.random.normal(k, s) for k, s in zip(keys, sizes, strict=True)]
-    arrays = [x if x is None else x.mT @ x for x in arrays]
-    calls = []
-
-    def function(x):
-        calls.append(x.shape)
-        return newton_schulz(x)
-
-    together = _together(function, arrays)
-    assert sorted(calls) == [(1, 3, 3), (4, 4, 4)]
-    for array, result in zip(arrays, together, strict=True):
-        if array is None:
-            assert result is None
-        else:
-            assert result is not None
-            np.testing.assert_allclose(result, newton_schulz(array), rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [64, 512])

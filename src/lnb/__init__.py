@@ -2,6 +2,7 @@
 
 from ._algorithms import algorithm1 as algorithm1
 from ._algorithms import algorithm2 as algorithm2
+from ._algorithms import lnb as lnb
 from ._backprop import backprop as backprop
 from ._backprop import forward_features as forward_features
 from ._diagnostics import diagnostics as diagnostics
@@ -9,7 +10,6 @@ from ._metric import Absolute as Absolute
 from ._neurons import Neuron as Neuron
 from ._neurons import Neurons as Neurons
 from ._neurons import find_neurons as find_neurons
-from ._optimizer import lnb as lnb
 from ._optimizer import scale_by_lnb as scale_by_lnb
 from ._parameters import metric_product as metric_product
 from ._solvers import CG as CG

@@ -1,4 +1,4 @@
-"""The paper's two algorithms, as settings of `lnb`."""
+"""Linear Neuron Boosting as it is used: `lnb`, and the paper's two algorithms as its settings."""
 
 from typing import Any
 
@@ -6,10 +6,88 @@ import optax
 from jax import Array
 from jax.typing import ArrayLike
 
-from ._metric import Absolute
+from ._average import average_gradient
+from ._checks import check_learning_rate
+from ._guard import guard
+from ._metric import Absolute, Damping
 from ._neurons import Neurons
-from ._optimizer import lnb
-from ._solvers import CG, Krylov, Solver
+from ._optimizer import scale_by_lnb
+from ._solvers import CG, Cholesky, Krylov, Solver
+
+
+def lnb(
+    learning_rate: optax.ScalarOrSchedule,
+    neurons: Neurons,
+    *,
+    solver: Solver = Cholesky(),
+    norm: str = "auto",
+    gradient_decay: ArrayLike = 0.9,
+    nesterov: bool = True,
+    damping: Damping = 1.0,
+    min_norm: ArrayLike = 1e-2,
+    weight_decay: float | Array = 1e-4,
+    weight_decay_mask: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Linear Neuron Boosting.
+
+    .. math::
+      g_t &= \text{ema}(g_{t-1}, \nabla \ell(\theta_t)) \\
+      h_t &= (M_t + \gamma I)^{-1} g_t \\
+      \theta_{t+1} &= (1 - \alpha \rho) \theta_t - \alpha h_t / \max(min\_norm, \Vert h_t \Vert)
+
+    with :math:`\Vert h \Vert^2 = h \cdot g`, the learning rate :math:`\alpha` (the paper's
+    :math:`\sqrt{\epsilon}`) and the weight decay :math:`\rho`. A gradient or feature that is not
+    finite changes neither parameters nor state.
+
+    The defaults were chosen on a small MLP, a CNN and a vision transformer, and compared with other
+    optimizers at equal trials of the learning rate, on fresh seeds, in `docs/results`. Of the rates
+    tried, 0.03 was best on an MLP, a vision transformer and a character model, 0.0095 on an
+    autoencoder and a U-Net. In a coarse search, damping 0.1 did as well as 1 on the CNN and the
+    transformer but not on the MLP, and `norm="neuron"` was behind on all three.
+
+    Args:
+      learning_rate: a number or a schedule; 0.01 to 0.03 is a good start.
+      neurons: what `lnb.find_neurons` found.
+      solver: how directions are found, see `lnb.scale_by_lnb`.
+      norm: `"network"`, `"neuron"`, `"spectral"` or `"auto"`, see `lnb.scale_by_lnb`.
+      gradient_decay: decay of the gradient's moving average.
+      nesterov: whether that average looks one step ahead.
+      damping: see `lnb.scale_by_lnb`.
+      min_norm: see `lnb.scale_by_lnb`.
+      weight_decay: the paper's :math:`\rho`; biases decay too.
+      weight_decay_mask: a pytree of booleans, or a function from parameters to one: what decays.
+
+    Returns:
+      A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
+
+    >>> import jax.numpy as jnp, lnb, optax
+    >>> def loss_fn(params, x, y):
+    ...     return jnp.mean((jnp.tanh(x @ params["w"] + params["b"][None]) @ params["v"] - y) ** 2)
+    >>> params = {"w": jnp.eye(3), "b": jnp.zeros(3), "v": jnp.ones((3, 1))}
+    >>> batch = jnp.eye(3), jnp.ones((3, 1))
+    >>> neurons = lnb.find_neurons(loss_fn, params, *batch)
+    >>> optimizer = lnb.lnb(0.01, neurons)
+    >>> state = optimizer.init(params)
+    >>> for _ in range(5):
+    ...     loss, grads, features = lnb.backprop(loss_fn, neurons)(params, *batch)
+    ...     updates, state = optimizer.update(grads, state, params, features=features)
+    ...     params = optax.apply_updates(params, updates)
+    >>> bool(loss < 0.01)
+    True
+
+    References:
+      Munoz, `Simple Linear Neuron Boosting <https://arxiv.org/abs/2502.01131>`_, 2025
+    """
+    check_learning_rate(learning_rate)
+    direction = scale_by_lnb(neurons, solver=solver, norm=norm, damping=damping, min_norm=min_norm)
+    return guard(
+        optax.chain(  # the lines of the paper's Algorithm 2, inside its loop
+            average_gradient(gradient_decay, nesterov),  # 4
+            direction,  # 5 to 11, 13, and 14 but for the learning rate
+            optax.add_decayed_weights(weight_decay, weight_decay_mask),  # 12
+            optax.scale_by_learning_rate(learning_rate),  # 14
+        )
+    )
 
 
 def algorithm1(
@@ -36,14 +114,12 @@ def algorithm1(
     Returns:
       A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
     """
-    return lnb(
+    return algorithm2(  # without averages of the gradient, and by another solver
         learning_rate,
         neurons,
         solver=solver,
-        norm="network",
         gradient_decay=0.0,
-        nesterov=False,
-        damping=Absolute(damping),
+        damping=damping,
         min_norm=min_norm,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,

@@ -12,18 +12,32 @@ RECENT = 9  # values whose sizes tell what is ordinary: their median does not he
 OUTLIER = 5.0  # times that median: what is larger is made as large as the median
 
 
-class Judgement(NamedTuple):
-    """What to make of one more value, by its size. Arrays of the sizes' shape.
+class Average(NamedTuple):
+    """A debiased exponential moving average of a pytree.
 
     Attributes:
-      recent: the sizes of the latest values, [RECENT, ...]; 0 where there was none yet.
-      factor: by which to make the value smaller: 1 unless it is an outlier.
-      stale: whether the average is made of outliers that came first, and should be forgotten.
+      mass: the weight of all values seen so far, `1 - decay**steps`; a sum, so never rounded to 0.
+      value: the average, already divided by the mass; zeros before the first value.
     """
 
-    recent: Array
-    factor: Array
-    stale: Array
+    mass: Array
+    value: Any
+
+    @classmethod
+    def empty(cls, like: Any) -> "Average":
+        return cls(jnp.zeros((), jnp.result_type(float)), optax.tree.zeros_like(like))
+
+    def absorb(self, value: Any, decay: ArrayLike, stale: ArrayLike = False) -> "Average":
+        """The average with one more value; a `stale` average is forgotten first."""
+        decay = jnp.asarray(decay, self.mass.dtype)
+        mass = decay * jnp.where(stale, 0, self.mass) + 1 - decay
+        rate = (1 - decay) / mass  # 1 for the first value, 1 - decay in the long run
+
+        def mix(old: Array, new: Array) -> Array:
+            weight = rate.astype(old.dtype)
+            return (1 - weight) * old + weight * new.astype(old.dtype)
+
+        return Average(mass, jax.tree.map(mix, self.value, value))
 
 
 def no_sizes(*shape: int) -> Array:
@@ -31,88 +45,43 @@ def no_sizes(*shape: int) -> Array:
     return jnp.zeros((RECENT, *shape), jnp.result_type(float))
 
 
-def judge(recent: Array, size: Array, held: Array) -> Judgement:
-    """Compares the size of a new value, and that of the average held, with what is ordinary."""
-    size = size.astype(recent.dtype)
-    recent = jnp.concatenate([recent[1:], size[None]])
-    median = _lower_median(recent)
-    limit = OUTLIER * median
-    factor = jnp.where(size > limit, median / jnp.where(size > 0, size, 1), 1)
-    # Later outliers were made smaller when they came: only the first few can be all of an average.
-    return Judgement(recent, factor, (held > limit) & (recent[0] == 0))
+def judge(recent: Array, size: Array, held: Array) -> tuple[Array, Array, Array]:
+    """Compares the size of a new value, and that of the average held, with what is ordinary.
 
+    Args:
+      recent: the sizes of the latest values, [RECENT, ...]; 0 where there was none yet.
+      size: the size of the new value, [...].
+      held: the size of the average of the values before it, [...].
 
-def _lower_median(sizes: Array) -> Array:
-    """The median along the first axis of all that are positive; of two, the smaller one."""
-    count = jnp.sum(sizes > 0, axis=0)
-    place = jnp.clip(len(sizes) - count + (count - 1) // 2, 0, len(sizes) - 1)
-    return jnp.take_along_axis(jnp.sort(sizes, axis=0), place[None], axis=0)[0]
-
-
-class Average(NamedTuple):
-    """A debiased exponential moving average of a pytree.
-
-    Attributes:
-      mass: the weight of all values seen so far, `1 - decay**steps`; a sum, so never rounded to 0.
-      value: the average, already divided by the mass; zeros before the first value.
-      size: the same average of the values' sizes, where they are told.
+    Returns:
+      The next `recent`; a factor that makes an outlier as large as the median, 1 for other values;
+      whether the average is made of outliers that came first, and should be forgotten.
     """
-
-    mass: Array
-    value: Any
-    size: Array
-
-    @classmethod
-    def empty(cls, like: Any) -> "Average":
-        zero = lambda: jnp.zeros((), jnp.result_type(float))  # a buffer each: states are donated
-        return cls(zero(), optax.tree.zeros_like(like), zero())
-
-    def absorb(
-        self,
-        value: Any,
-        decay: ArrayLike,
-        seen: ArrayLike = True,
-        stale: ArrayLike = False,
-        size: ArrayLike = 0.0,
-    ) -> "Average":
-        """The average with one more value, which is finite; unchanged where `seen` is false.
-
-        A `stale` average is forgotten first.
-        """
-        old = self._replace(mass=jnp.where(stale, 0, self.mass))
-        rate = jnp.where(seen, old.rate(decay), 0)
-        new = (value, jnp.asarray(size))
-        mixed = jax.tree.map(lambda x, y: _mix(rate, x, y), (self.value, self.size), new)
-        return Average(jnp.where(seen, old._next_mass(decay), old.mass), *mixed)
-
-    def rate(self, decay: ArrayLike) -> Array:
-        """The weight of the next value: 1 for the first, `1 - decay` in the long run."""
-        return (1 - jnp.asarray(decay, self.mass.dtype)) / self._next_mass(decay)
-
-    def _next_mass(self, decay: ArrayLike) -> Array:
-        decay = jnp.asarray(decay, self.mass.dtype)
-        return decay * self.mass + 1 - decay
-
-
-def _mix(rate: Array, old: Array, new: Array) -> Array:
-    rate = rate.astype(old.dtype)
-    return (1 - rate) * old + rate * new.astype(old.dtype)
+    size, held = size.astype(recent.dtype), held.astype(recent.dtype)
+    recent = jnp.concatenate([recent[1:], size[None]])
+    # The median of those that are positive; of two in the middle, the smaller one.
+    count = jnp.sum(recent > 0, axis=0)
+    middle = jnp.clip(RECENT - count + (count - 1) // 2, 0, RECENT - 1)
+    median = jnp.take_along_axis(jnp.sort(recent, axis=0), middle[None], axis=0)[0]
+    factor = jnp.where(size > OUTLIER * median, median / jnp.where(size > 0, size, 1), 1)
+    # Later outliers were made smaller when they came: only the first few can be all of an average.
+    return recent, factor, (held > OUTLIER * median) & (recent[0] == 0)
 
 
 class AverageGradientState(NamedTuple):
-    """State of `average_gradient`: an average for each parameter, the latest gradients' sizes."""
+    """State of `average_gradient`: the average, and the latest gradients' sizes by parameter."""
 
-    averages: list[Average]
+    average: Average
     recent: Array
 
 
 def average_gradient(
     decay: ArrayLike, nesterov: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """Replaces gradients by their debiased exponential moving average, outliers left out.
+    """Replaces gradients by their debiased exponential moving average, outliers made smaller.
 
-    A gradient that is more than ten times as large as the median of the latest nine is an outlier:
-    steps are normalised, so it alone would say where they go, for hundreds of steps.
+    A gradient that is more than `OUTLIER` times as large as the median of the latest ones is an
+    outlier: steps are normalised, so it alone would say where they go, for hundreds of steps.
 
     Args:
       decay: decay of the average.
@@ -120,31 +89,28 @@ def average_gradient(
         once more.
 
     Returns:
-      A transformation.
+      A transformation. Where the argument `finite` of its update is false, its state stays.
     """
 
     def init_fn(params: Any) -> AverageGradientState:
-        leaves = jax.tree.leaves(params)
-        return AverageGradientState([*map(Average.empty, leaves)], no_sizes(len(leaves)))
+        sizes = no_sizes(len(jax.tree.leaves(params)))
+        return AverageGradientState(Average.empty(params), sizes)
 
     def update_fn(updates, state, params=None, *, finite=True, **extra_args):
         del params, extra_args
-        leaves, tree = jax.tree.flatten(updates)
-        norm = lambda leaf: jnp.sqrt(jnp.sum(jnp.real(jnp.conj(leaf) * leaf))).astype(
-            state.recent.dtype
-        )
-        sizes = jnp.stack([*map(norm, leaves)])
-        held = jnp.stack([average.size for average in state.averages])
-        recent, factor, stale = judge(state.recent, sizes, held)
+        recent, factors, stale = judge(state.recent, _sizes(updates), _sizes(state.average.value))
+        factors = jax.tree.unflatten(jax.tree.structure(updates), list(factors))
+        updates = jax.tree.map(lambda f, g: f.astype(g.dtype) * g, factors, updates)
         # A bad first example is in all gradients, though not in all as plainly.
-        sizes, stale = factor * sizes, finite & jnp.any(stale)
-        averages, ahead = [], []
-        for i, (leaf, old) in enumerate(zip(leaves, state.averages, strict=True)):
-            leaf = leaf * factor[i].astype(leaf.dtype)
-            averages.append(old.absorb(leaf, decay, finite, stale, sizes[i]))
-            ahead.append(averages[i].absorb(leaf, decay, finite) if nesterov else averages[i])
-        averaged = jax.tree.unflatten(tree, [average.value for average in ahead])
-        recent = jnp.where(finite, recent, state.recent)
-        return averaged, AverageGradientState(averages, recent)
+        average = state.average.absorb(updates, decay, jnp.any(stale))
+        ahead = average.absorb(updates, decay) if nesterov else average
+        new = AverageGradientState(average, recent)
+        return ahead.value, optax.tree.where(finite, new, state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _sizes(tree: Any) -> Array:
+    """The norm of each leaf."""
+    norms = [optax.tree.norm(leaf) for leaf in jax.tree.leaves(tree)]
+    return jnp.stack([norm.astype(jnp.result_type(float)) for norm in norms])

@@ -1,7 +1,5 @@
 """Backpropagation that keeps the features: value, gradients, and what each neuron was fed."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from . import _plan
+from ._checks import check_neurons, check_shapes
 from ._features import Residuals, Rows, SiteRows
 from ._jaxpr import Claim, Emitter, Payloads, Plan, Trace, trace_loss
 from ._metric import Features
@@ -35,7 +34,7 @@ def backprop(
       A function of the loss's arguments that returns `(value, grads, features)`, or
       `((value, aux), grads, features)` if `neurons` were found with `has_aux`.
     """
-    _check_neurons(neurons)
+    check_neurons(neurons, "lnb.backprop(loss_fn, neurons)(params, batch)")
 
     def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, dict[str, Features]]:
         program = EmittingLoss(loss_fn, neurons, params, args, kwargs)
@@ -63,7 +62,7 @@ def forward_features(
     Returns:
       A function of the loss's arguments that returns the features.
     """
-    _check_neurons(neurons)
+    check_neurons(neurons, "lnb.forward_features(loss_fn, neurons)(params, batch)")
 
     def run(params: Any, *args: Any, **kwargs: Any) -> dict[str, Features]:
         program = EmittingLoss(loss_fn, neurons, params, args, kwargs)
@@ -86,7 +85,7 @@ class EmittingLoss:
     ):
         self.trace = trace_loss(loss_fn, params, args, kwargs, neurons.has_aux)
         excluded = {path for path, reason in neurons.unclaimed if reason == "excluded"}
-        self.lineage, claims, _ = claim(self.trace, lambda name: name in excluded)
+        self.lineage, claims, _ = claim(self.trace, excluded.__contains__)
         self.pairs = _match(neurons, claims, self.trace)
         self.plans: dict[str, list[Plan]] = {}
         keys = itertools.count()
@@ -130,32 +129,10 @@ def _positions(plan: Plan, payloads: Payloads) -> jax.Array:
     return jnp.max(jnp.sum(count, axis=tuple(i for i, s in enumerate(scanned) if not s)))
 
 
-def _check_neurons(neurons: Any) -> None:
-    if not isinstance(neurons, Neurons):
-        raise TypeError(
-            f"neurons must be what lnb.find_neurons returns, not {type(neurons).__name__}: "
-            "lnb.backprop(loss_fn, neurons)(params, batch)."
-        )
-
-
 def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tuple[Neuron, Claim]]:
     """Each neuron with what was found for it in this trace of the loss."""
     found = {trace.names[c.weight] + c.suffix: c for c in claims}
-    shapes = dict(zip(trace.names, trace.shapes, strict=True))
-    expected = dict(neurons.shapes)
-    for name in (*expected, *shapes):
-        if name not in shapes:
-            problem = "is gone"
-        elif name not in expected:
-            problem = "was not there when find_neurons was called"
-        elif shapes[name] != expected[name]:
-            problem = f"has shape {shapes[name]}, but find_neurons saw {expected[name]}"
-        else:
-            continue
-        raise ValueError(
-            f"the parameter {name!r} {problem}. Call find_neurons again on these parameters, or "
-            "pass those that it saw."
-        )
+    check_shapes(neurons, dict(zip(trace.names, trace.shapes, strict=True)))
     pairs = []
     for neuron in neurons:
         if neuron.kind == "identity":

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from ._guard import GuardState
 from ._optimizer import ScaleByLNBState
@@ -26,26 +25,19 @@ def diagnostics(opt_state: Any) -> dict[str, Any]:
       relative error of each neuron's direction, by name, where the solver knows it;
       `"skipped_steps"`, how many steps were not taken because something was not finite.
     """
-    states = _find(opt_state, ScaleByLNBState)
+    states, guards = _find(opt_state, ScaleByLNBState), _find(opt_state, GuardState)
     if not states:
         raise ValueError("There is no state of `lnb.scale_by_lnb` in this optimizer's state.")
-    memories = {name: memory for state in states for name, memory in state.memory.items()}
+    joined = lambda dicts: {name: value for one in dicts for name, value in one.items()}
+    memories = joined(state.memory for state in states)
     return {
-        "norm": jnp.sqrt(_total([state.norm**2 for state in states])),
+        "norm": jnp.sqrt(sum(state.norm**2 for state in states)),
         "capped": jnp.any(jnp.stack([state.capped for state in states])),
-        "neuron_norms": {k: v for state in states for k, v in state.neuron_norms.items()},
-        "changes": {
-            name: change
-            for state in _find(opt_state, GuardState)
-            for name, change in state.changes.items()
-        },
+        "neuron_norms": joined(state.neuron_norms for state in states),
+        "changes": joined(state.changes for state in guards),
         "residuals": {k: m.residual for k, m in memories.items() if hasattr(m, "residual")},
-        "skipped_steps": _total([state.skipped for state in _find(opt_state, GuardState)]),
+        "skipped_steps": sum((state.skipped for state in guards), jnp.zeros((), jnp.int32)),
     }
-
-
-def _total(numbers: list[Array]) -> Array:
-    return jnp.sum(jnp.stack(numbers)) if numbers else jnp.zeros((), jnp.int32)
 
 
 def _find(tree: Any, kind: type) -> list[Any]:

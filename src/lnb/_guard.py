@@ -1,7 +1,5 @@
 """What stands around a whole optimizer: float32 arithmetic, and no step that is not finite."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 
@@ -10,9 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
+from ._checks import check_arguments, check_arrays
 from ._jaxpr import is_parameter, path_name, varying_axes
-from ._norms import dot
-from ._parameters import refuse_other_leaves, refuse_positional
+from ._numerics import at_least_float32, ratio
 
 
 class GuardState(NamedTuple):
@@ -49,60 +47,39 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: Any) -> GuardState:
-        refuse_other_leaves(params)
-        count, skipped = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-        changes = {name: jnp.zeros((), jnp.result_type(float)) for name in _named(params)}
-        return GuardState(count, skipped, changes, inner.init(at_least_float32(params)))
+        check_arrays(params)
+        zero = lambda dtype: jnp.zeros((), dtype)  # a buffer each, so that they can be donated
+        changes = {name: zero(jnp.result_type(float)) for name in _named(params)}
+        inner_state = inner.init(at_least_float32(params))
+        return GuardState(zero(jnp.int32), zero(jnp.int32), changes, inner_state)
 
-    def update_fn(updates, state, params=None, *further, **extra_args):
-        refuse_positional(further)
-        gradients, features = at_least_float32(updates), extra_args.get("features")
+    def update_fn(updates, state, params=None, *further, features: Any = None, **extra_args):
+        check_arguments(further, features)
+        gradients, arrays = at_least_float32((updates, params))
         finite = all_finite(gradients, features)
-        if features is not None:
-            extra_args["features"] = {k: x.only_if(finite) for k, x in features.items()}
-        new, inner_state = inner.update(
-            jax.tree.map(_finite_or_zero, gradients),
-            state.inner_state,
-            at_least_float32(params),
-            finite=finite,
-            **extra_args,
-        )
-        new = jax.tree.map(lambda x: finite.astype(x.dtype) * _finite_or_zero(x), new)
+        features = {name: own.only_if(finite) for name, own in features.items()}
+        extra_args |= {"features": features, "finite": finite}
+        new, inner_state = inner.update(gradients, state.inner_state, arrays, **extra_args)
+        new = jax.tree.map(lambda x: jnp.where(finite & jnp.isfinite(x), x, 0), new)
+        changes = state.changes if params is None else _changes(new, arrays)
         scalar = lambda new, old: jnp.where(finite, new, old) if jnp.ndim(new) == 0 else new
+        changes = jax.tree.map(scalar, changes, state.changes)
         inner_state = jax.tree.map(scalar, inner_state, state.inner_state)
         taken = finite.astype(jnp.int32)
-        changes = state.changes
-        if params is not None:
-            changes = jax.tree.map(scalar, _changes(new, params), changes)
         state = GuardState(state.count + taken, state.skipped + 1 - taken, changes, inner_state)
         return optax.tree.cast_like(new, updates), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def at_least_float32(tree: Any) -> Any:
-    """Casts half precision up; leaves all else alone."""
-
-    def cast(x):
-        half = is_parameter(x) and jnp.finfo(x.dtype).bits < 32
-        return x.astype(jnp.float32) if half else x
-
-    return jax.tree.map(cast, tree)
-
-
 def all_finite(gradients: Any, features: Any) -> Array:
     """Whether all sums of squares are finite."""
-    arrays = lambda tree: [x for x in jax.tree.leaves(tree) if is_parameter(x)]
-    flags = [jnp.isfinite(dot(x, x)) for x in arrays((gradients, at_least_float32(features)))]
+    arrays = jax.tree.leaves(at_least_float32((gradients, features)))
+    flags = [jnp.isfinite(optax.tree.norm(x)) for x in arrays if is_parameter(x)]
     finite = functools.reduce(jnp.logical_and, flags, jnp.asarray(True))
     # Inside a shard_map, devices whose gradients are the same must agree.
     axes = tuple(varying_axes(features) - varying_axes(gradients))
     return lax.pmin(finite.astype(jnp.int32), axes) > 0 if axes else finite
-
-
-def _finite_or_zero(x: Any) -> Any:
-    """Entries that are not finite, as zeros: no weight times NaN is NaN."""
-    return jnp.where(jnp.isfinite(x), x, 0) if is_parameter(x) else x
 
 
 def _named(tree: Any) -> dict[str, Array]:
@@ -112,11 +89,7 @@ def _named(tree: Any) -> dict[str, Array]:
 
 def _changes(updates: Any, params: Any) -> dict[str, Array]:
     """The norm of each update, relative to that of its parameter; 0 where that is 0."""
-
-    def relative(update: Array, parameter: Array) -> Array:
-        square = jnp.real(dot(parameter, parameter))
-        ratio = jnp.real(dot(update, update)) / jnp.where(square > 0, square, 1)
-        return jnp.sqrt(jnp.where(square > 0, ratio, 0)).astype(jnp.result_type(float))
-
-    named = _named(at_least_float32(params))
-    return {name: relative(update, named[name]) for name, update in _named(updates).items()}
+    named = _named(params)
+    relative = lambda new, old: ratio(optax.tree.norm(new), optax.tree.norm(old))
+    changes = {name: relative(update, named[name]) for name, update in _named(updates).items()}
+    return {name: change.astype(jnp.result_type(float)) for name, change in changes.items()}

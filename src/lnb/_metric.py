@@ -48,9 +48,6 @@ class Moments(NamedTuple):
         second = self.second
         return second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
 
-    def diagonal(self) -> Moments:
-        return Moments(self.first, self.square)
-
 
 def moments(features: Rows) -> Moments:
     """The means of x and x x^T, of a neuron with a matrix form."""

@@ -1,7 +1,5 @@
 """Neurons: which parameters of a network form which linear function."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import warnings
@@ -40,7 +38,6 @@ class Neuron:
       has_matrix: whether all sites see the weight as that matrix, so that M is one Gram matrix.
       fed: a number for what it is fed; neurons with the same number are fed the same rows.
       gram_flops: what the Gram matrices of its rows cost.
-      product_flops: what a product with M costs.
     """
 
     name: str
@@ -57,7 +54,6 @@ class Neuron:
     has_matrix: bool = dataclasses.field(default=True, repr=False)
     fed: int = dataclasses.field(default=0, repr=False)
     gram_flops: float = dataclasses.field(default=0.0, repr=False)
-    product_flops: float = dataclasses.field(default=0.0, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,53 +91,24 @@ class Neurons:
 
     def __repr__(self) -> str:
         """A table, one row a neuron; below, what is unclaimed and why."""
-        costs = self.costs()
-        whole = sum(map(_plan.backprop_flops, self)) or 1
-        head = ("neuron", "kind", "d_in x d_out", "bias", "sites", "n", "rows", "cost")
-        table = [
-            (
-                neuron.name or "(the parameter)",
-                neuron.kind,
-                *(
-                    (
-                        f"{neuron.d_in} x {neuron.d_out}",
-                        neuron.bias or "-",
-                        str(neuron.sites),
-                        str(neuron.n),
-                        str(neuron.rows) if neuron.rows else "-",
-                    )
-                    if neuron.sites
-                    else "-----"
-                ),
-                f"{costs[neuron.name].total / whole:.1%}",
-            )
-            for neuron in self
-        ]
-        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
-        left = {0, 1, 3}
-        line = lambda cells: "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-        lines = [line(head), line(["-" * width for width in widths]), *map(line, table)]
-        total = sum(cost.total for cost in costs.values()) / whole
+        costs, whole = self.costs(), sum(map(_plan.backprop_flops, self)) or 1
+        rows = [_HEAD, *(_cells(neuron, costs[neuron.name] / whole) for neuron in self)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        align = lambda head, cell, width: cell.ljust(width) if head in _TEXT else cell.rjust(width)
+        lines = ["  ".join(map(align, _HEAD, row, widths)).rstrip() for row in rows]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        total = sum(costs.values()) / whole
         lines += ["", f"A step of lnb.lnb costs about {total:.1%} more flops than backpropagation."]
         if self.unclaimed:
             lines += ["", "unclaimed (identity metric):"]
             lines += [f"  {path}: {reason}" for path, reason in self.unclaimed]
         return "\n".join(lines)
 
-    def costs(self, norm: str = "auto") -> dict[str, _plan.Cost]:
-        """The predicted cost of each neuron in a step of `lnb.lnb`, by name."""
-        first: dict[Any, str] = {}
-        return {
-            n.name: _plan.predict(
-                n,
-                spectral=norm == "auto" and _plan.is_orthogonalized(n),
-                shares=first.setdefault((n.fed, n.bias is None), n.name) != n.name,
-            )
-            for n in self
-        }
+    def costs(self, norm: str = "auto") -> dict[str, float]:
+        """The flops that each neuron is predicted to add to a step of `lnb.lnb`, by name."""
+        holders = _plan.holders(self)
+        spectral = lambda neuron: norm == "auto" and _plan.is_orthogonalized(neuron)
+        return {n.name: _plan.step_flops(n, spectral(n), holders[n.name] != n.name) for n in self}
 
     def labels(self, params: Any) -> Any:
         """A label for each parameter, for `optax.partition`.
@@ -149,11 +116,22 @@ class Neurons:
         `"lnb"` for the parameters of neurons that have a metric to solve for, `"identity"` for
         the others and for what is unclaimed.
         """
-        solved = {n.weight for n in self if n.kind != "identity"}
-        solved |= {n.bias for n in self if n.kind != "identity" and n.bias is not None}
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: "lnb" if path_name(path) in solved else "identity", params
-        )
+        solved = {path for n in self if n.kind != "identity" for path in (n.weight, n.bias)}
+        label = lambda path, _: "lnb" if path_name(path) in solved else "identity"
+        return jax.tree_util.tree_map_with_path(label, params)
+
+
+_HEAD = ("neuron", "kind", "d_in x d_out", "bias", "sites", "n", "rows", "cost")
+_TEXT = ("neuron", "kind", "bias")  # the other columns are numbers
+
+
+def _cells(neuron: Neuron, cost: float) -> tuple[str, ...]:
+    """A row of the table."""
+    name, share = neuron.name or "(the parameter)", f"{cost:.1%}"
+    if not neuron.sites:
+        return (name, neuron.kind, *"-----", share)
+    size, bias, rows = f"{neuron.d_in} x {neuron.d_out}", neuron.bias or "-", neuron.rows or "-"
+    return (name, neuron.kind, size, bias, str(neuron.sites), str(neuron.n), str(rows), share)
 
 
 def find_neurons(
@@ -213,11 +191,12 @@ def find_neurons(
 def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[int, str]]:
     """The static pass over a traced loss."""
     lineage = trace_lineage(trace.body, len(trace.parameters))
-    excluded = [_is_excluded(exclude, name) for name in trace.names]
+    search = re.compile(exclude).search if isinstance(exclude, str) else exclude
+    excluded = [search is not None and bool(search(name)) for name in trace.names]
     if isinstance(exclude, str) and not any(excluded):
         raise ValueError(f"exclude={exclude!r} is found in none of {', '.join(trace.names)}.")
-    complex_ = [jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in trace.parameters]
-    claims, unclaimed = make_claims(lineage, trace.shapes, excluded, complex_)
+    is_complex = [jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in trace.parameters]
+    claims, unclaimed = make_claims(lineage, trace.shapes, excluded, is_complex)
     for c in claims:
         if c.n == 0:
             raise ValueError(
@@ -227,14 +206,8 @@ def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[in
     return lineage, claims, unclaimed
 
 
-def _is_excluded(exclude: Exclude, name: str) -> bool:
-    if exclude is None:
-        return False
-    return bool(re.search(exclude, name)) if isinstance(exclude, str) else bool(exclude(name))
-
-
 def _neuron(c: Claim, names: list[str], rows: str, fed: int) -> Neuron:
-    sites = _plan.thinned(c.rows, rows) if c.rows else c.rows
+    kept = [site.arrangement for site in _plan.thinned(c.rows or (), rows)]
     return Neuron(
         name=names[c.weight] + c.suffix,
         weight=names[c.weight],
@@ -244,13 +217,12 @@ def _neuron(c: Claim, names: list[str], rows: str, fed: int) -> Neuron:
         d_out=c.d_out,
         sites=len(c.sites),
         n=c.n,
-        rows=sum(site.arrangement.shape[1] for site in sites or ()),
+        rows=sum(arrangement.shape[1] for arrangement in kept),
         layout=c.layout,
         bias_layout=c.bias_layout,
         has_matrix=c.has_matrix,
         fed=fed,
-        gram_flops=_plan.gram_flops(sites or ()),
-        product_flops=_plan.product_flops(sites, c.n, c.layout.matrix[1]),
+        gram_flops=sum(arrangement.flops() for arrangement in kept),
     )
 
 
@@ -264,7 +236,7 @@ def _warn(neurons: Neurons) -> None:
             "training.",
             stacklevel=3,
         )
-    costs = {name: cost.total for name, cost in neurons.costs().items()}
+    costs = neurons.costs()
     total, whole = sum(costs.values()), sum(map(_plan.backprop_flops, neurons))
     if total > max(whole, COSTLY):
         largest = max(costs, key=lambda name: costs[name])

@@ -1,12 +1,11 @@
 """Inverse square roots, which make singular values close to 1, by products alone."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-_matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+from ._metric import matmul
 
 # Coefficients of odd polynomials x p(x^2), one a step. The first has the smallest error on
 # [0.009, 1], the second, but for its scale, on what that makes of it: singular values end in
@@ -24,16 +23,16 @@ def newton_schulz(matrix: Array) -> Array:
     singular values of 1. The iteration of Newton and Schulz, :math:`X \leftarrow X p(X^T X)`, can
     do without X: A becomes p(A) A p(A), and the factors p(A) are multiplied up.
     """
-    size = _positive(_trace(matrix))
+    size = _positive(jnp.trace(matrix, axis1=1, axis2=2)[:, None, None])
     matrix = matrix / size
-    square = _matmul(matrix, matrix)
+    square = matmul(matrix, matrix)
     bound = _positive(jnp.sum(square**2, (1, 2), keepdims=True)) ** 0.25  # of all eigenvalues
     matrix, square = matrix / bound, square / bound**2
     root = factor = _polynomial(_POLYNOMIALS[0], matrix, square)
     for coefficients in _POLYNOMIALS[1:]:
-        matrix = _matmul(_matmul(factor, matrix), factor)
-        factor = _polynomial(coefficients, matrix, _matmul(matrix, matrix))
-        root = _matmul(root, factor)
+        matrix = matmul(matmul(factor, matrix), factor)
+        factor = _polynomial(coefficients, matrix, matmul(matrix, matrix))
+        root = matmul(root, factor)
     return root / jnp.sqrt(size * bound)
 
 
@@ -41,15 +40,11 @@ def _polynomial(coefficients: Sequence[float], matrix: Array, square: Array) -> 
     """p(A) of degree four, or of degree six with one product more."""
     powers = [jnp.eye(matrix.shape[-1], dtype=matrix.dtype)[None], matrix, square]
     if len(coefficients) > 5:
-        powers.append(_matmul(square, matrix))
+        powers.append(matmul(square, matrix))
     degree = len(powers) - 1
     low, high = coefficients[:degree], coefficients[degree:]
     combine = lambda part: sum(c * power for c, power in zip(part, powers, strict=False))
-    return combine(low) + _matmul(powers[-1], combine(high))
-
-
-def _trace(matrix: Array) -> Array:
-    return jnp.trace(matrix, axis1=1, axis2=2)[:, None, None]
+    return combine(low) + matmul(powers[-1], combine(high))
 
 
 def _positive(x: Array) -> Array:

@@ -1,10 +1,9 @@
-"""Every choice that is made by arithmetic: how many rows, which solver, what a step will cost."""
+"""Every choice by arithmetic: how many rows, which solver, who shares M, what a step costs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ._features import SiteRows
 
@@ -53,67 +52,40 @@ def is_orthogonalized(neuron: Neuron) -> bool:
     return is_inverted(neuron) and min(neuron.layout.matrix[1:]) <= SMALL
 
 
-class Cost(NamedTuple):
-    """The flops of one neuron in one step, beyond backpropagation, on average over refreshes.
+def holders(neurons: Iterable[Neuron]) -> dict[str, str]:
+    """The neuron under whose name a neuron's M is held: the first of those fed the same rows."""
+    first: dict[Any, str] = {}
+    key = lambda n: (n.fed, n.bias is None) if n.has_matrix else n.name
+    return {neuron.name: first.setdefault(key(neuron), neuron.name) for neuron in neurons}
 
-    Attributes:
-      gram: of its Gram matrix.
-      inverse: of inverting that.
-      direction: of the products with the inverse, or with M.
-      orthogonalize: of `norm="spectral"`.
+
+def step_flops(neuron: Neuron, spectral: bool = False, shares: bool = False) -> float:
+    """Of a neuron in one step with `lnb.Cholesky`, beyond backpropagation, averaged over refreshes.
+
+    Args:
+      neuron: the neuron.
+      spectral: whether its direction is made orthogonal.
+      shares: whether another neuron's M is also its own.
     """
-
-    gram: float = 0.0
-    inverse: float = 0.0
-    direction: float = 0.0
-    orthogonalize: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return sum(self)
-
-
-def predict(neuron: Neuron, spectral: bool = False, shares: bool = False) -> Cost:
-    """The cost of a neuron with `lnb.Cholesky`; `shares` says that another one's M is also its."""
     if neuron.kind == "identity":
-        return Cost()
+        return 0.0
     blocks, inputs, outputs = neuron.layout.matrix
-    if not is_inverted(neuron):
-        return Cost(gram=neuron.gram_flops, direction=CG_PRODUCTS * neuron.product_flops)
-    side = min(inputs, outputs)
-    # Eight products for the root, two to use it: see `_norms.newton_schulz`.
-    root = blocks * (16.0 * side**3 + 4.0 * inputs * outputs * side) if spectral else 0.0
-    gram = 0.0 if shares else neuron.gram_flops / EVERY
-    if neuron.kind in {"lookup", "scale"}:
-        return Cost(gram, 0.0, blocks * inputs * outputs, root)
-    inverse = 0.0 if shares else blocks * invert_flops(inputs) / EVERY
+    size = float(blocks * inputs * outputs)
+    if not is_inverted(neuron):  # products with M by its Gram matrix, or by rows: J^T (J v)
+        product = min(4 * neuron.rows, 2 * neuron.d_in) if neuron.rows else 4 * neuron.n
+        return neuron.gram_flops + CG_PRODUCTS * product * size
+    is_diagonal, side = neuron.kind in {"lookup", "scale"}, min(inputs, outputs)
+    # A factorisation, a triangular solve and a product.
+    inverse = 0.0 if is_diagonal else 10 / 3 * blocks * inputs**3
+    refresh = 0.0 if shares else (neuron.gram_flops + inverse) / EVERY
     products = 2 if spectral and inputs < outputs else 1
-    return Cost(gram, inverse, products * 2.0 * blocks * inputs**2 * outputs, root)
-
-
-def invert_flops(size: int) -> float:
-    """Of a factorisation, a triangular solve and a product."""
-    return 10 / 3 * size**3
+    direction = size if is_diagonal else products * 2.0 * inputs * size
+    # Eight products for the root, two to use it: see `_orthogonalize.newton_schulz`.
+    root = 16.0 * blocks * side**3 + 4.0 * side * size if spectral else 0.0
+    return refresh + direction + root
 
 
 def backprop_flops(neuron: Neuron) -> float:
     """Of the forward and the backward pass."""
     blocks, inputs, outputs = neuron.layout.matrix
     return 6.0 * neuron.n * blocks * (1 if neuron.kind == "lookup" else inputs) * outputs
-
-
-def gram_flops(sites: Sequence[SiteRows]) -> float:
-    return sum(site.arrangement.flops() for site in sites)
-
-
-def product_flops(sites: Sequence[SiteRows] | None, n: int, size: int) -> float:
-    """Of a product with M: by Gram matrices, or through the program of a site."""
-    if sites is None:
-        return 4.0 * n * size
-    product = lambda blocks, inputs, outputs: 2.0 * blocks * inputs * outputs * inputs
-    return sum(
-        float(math.prod(site.layout.matrix))
-        if site.arrangement.kind in {"lookup", "scale"}
-        else product(*site.layout.matrix)
-        for site in sites
-    )

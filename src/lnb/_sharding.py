@@ -3,8 +3,6 @@
 Statistics and solves leave that to the compiler: inside of these functions all axes are automatic.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

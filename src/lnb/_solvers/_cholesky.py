@@ -1,7 +1,5 @@
 """A running second moment, inverted every so often."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,8 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .._inverse import Inverse, invert
-from .._metric import Damping, Theta, moments
-from .._neurons import Neuron
+from .._metric import moments
 from .._plan import EVERY, is_inverted
 from ._cg import CG
 from ._protocol import Solver, check_settings
@@ -51,10 +48,10 @@ class Cholesky(Solver):
     def __post_init__(self) -> None:
         check_settings(self.decay, every=self.every)
 
-    def serving(self, neuron: Neuron) -> Solver:
+    def serving(self, neuron):
         return self if is_inverted(neuron) else self.fallback
 
-    def init(self, neuron: Neuron, theta: Theta) -> tuple[InverseState, tuple]:
+    def init(self, neuron, theta):
         blocks, inputs, _ = theta.weight.shape
         first = jnp.zeros((blocks, inputs), theta.weight.dtype)
         if neuron.kind == "lookup" or inputs == 1:
@@ -63,9 +60,7 @@ class Cholesky(Solver):
         identity = jnp.broadcast_to(jnp.eye(inputs, dtype=first.dtype), (blocks, inputs, inputs))
         return InverseState(Running.empty(first, jnp.zeros_like(identity)), identity), ()
 
-    def update(
-        self, neuron: Neuron, features: Any, known: InverseState, damping: Damping, step: Array
-    ) -> InverseState:
+    def update(self, neuron, features: Any, known, damping, step):
         interval = lax.min(1 + lax.div(step, jnp.int32(self.every)), jnp.int32(self.every))
         due = lax.rem(step + neuron.fed % self.every, interval) == 0
         due |= known.running.second.mass == 0  # no features so far
@@ -79,16 +74,8 @@ class Cholesky(Solver):
 
         return lax.cond(due & (features.count > 0), refresh, lambda: known)
 
-    def direction(
-        self,
-        neuron: Neuron,
-        features: Any,
-        gradient: Theta,
-        known: InverseState,
-        memory: tuple,
-        damping: Damping,
-    ) -> tuple[Theta, tuple]:
+    def direction(self, neuron, features, gradient, known, memory, damping):
         return self.inverse(neuron, known).solve(gradient), ()
 
-    def inverse(self, neuron: Neuron, known: InverseState) -> Inverse:
+    def inverse(self, neuron, known):
         return Inverse(known.running.first.value, known.inverse)

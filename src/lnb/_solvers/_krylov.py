@@ -1,21 +1,18 @@
 """Any linear solver that asks for products only, as in the paper's Algorithm 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.scipy.sparse.linalg
 import optax
 from jax import Array
 
-from .._inverse import preconditioner
-from .._metric import Damping, Theta, damped_product, damping_constant, diagonal_moments
-from .._neurons import Neuron
+from .._metric import diagonal_moments
+from .._numerics import ratio
 from ._protocol import Solver
+from ._system import System
 
 
 class KrylovMemory(NamedTuple):
@@ -36,29 +33,18 @@ class Krylov(Solver):
 
     solve: Callable[..., tuple[Any, Any]] = jax.scipy.sparse.linalg.cg
 
-    def init(self, neuron: Neuron, theta: Theta) -> tuple[tuple, KrylovMemory]:
+    def init(self, neuron, theta):
         return (), KrylovMemory(jnp.zeros((), theta.weight.dtype))
 
-    def direction(
-        self,
-        neuron: Neuron,
-        features: Any,
-        gradient: Theta,
-        known: tuple,
-        memory: KrylovMemory,
-        damping: Damping,
-    ) -> tuple[Theta, KrylovMemory]:
+    def direction(self, neuron, features, gradient, known, memory, damping):
         """Algorithm 1, lines 5 and 6."""
-        batch = diagonal_moments(features, neuron.layout)
-        batch = jax.tree.map(lambda x: x.astype(gradient.weight.dtype), batch)
-        bias = gradient.bias is not None and neuron.has_matrix  # otherwise there is no mean
-        gamma = damping_constant(damping, neuron.kind, batch, bias)
-        product = damped_product(features, gamma, neuron.layout, neuron.bias_layout)
-        precondition = preconditioner(neuron.kind, batch, bias, 0.0, damping).solve
-        direction, _ = self.solve(product, gradient, M=precondition)
+        batch: Any = diagonal_moments(features, neuron.layout)
+        batch = optax.tree.cast(batch, gradient.weight.dtype)
+        system = System.of(neuron, features, batch, damping)
+        direction, _ = self.solve(system.product, gradient, M=system.precondition)
         # Solvers divide by h.Mh, which is zero for a dead neuron: that one does not move.
         finite = jnp.isfinite(optax.tree.norm(direction))
         direction = optax.tree.where(finite, direction, optax.tree.zeros_like(direction))
-        error = optax.tree.norm(optax.tree.sub(product(direction), gradient))
-        size = optax.tree.norm(gradient)
-        return direction, KrylovMemory(error / jnp.where(size > 0, size, 1))
+        residual = optax.tree.sub(system.product(direction), gradient)
+        error = ratio(optax.tree.norm(residual), optax.tree.norm(gradient))
+        return direction, KrylovMemory(error)

@@ -23,14 +23,12 @@ class Solver(Protocol):
 
     def init(self, neuron: Neuron, theta: Theta) -> tuple[Any, Any]:
         """What is known of M, and the memory, before the first step; `theta` gives shapes."""
-        del neuron, theta
         return (), ()
 
     def update(
         self, neuron: Neuron, features: Features, known: Any, damping: Damping, step: Array
     ) -> Any:
         """What is known of M after this step's batch; `step` is the number of steps before."""
-        del neuron, features, damping, step
         return known
 
     def direction(
@@ -47,12 +45,10 @@ class Solver(Protocol):
 
     def inverse(self, neuron: Neuron, known: Any) -> Inverse | None:
         """That of M, where the solver has it: `norm="spectral"` needs it."""
-        del neuron, known
         return None
 
     def serving(self, neuron: Neuron) -> Solver:
         """The solver that serves a neuron: another one, where this one cannot."""
-        del neuron
         return self
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -37,18 +37,20 @@ class Running(NamedTuple):
     def absorb(
         self, batch: Moments, decays: tuple[ArrayLike, ArrayLike], seen: ArrayLike = True
     ) -> Running:
-        """With one more batch, unless it was not seen, is not finite, or is an outlier."""
-        kept = self.second.value.dtype
-        second = batch.second.reshape(self.second.value.shape).astype(kept)
+        """With one more batch, unless it was not seen or is not finite; an outlier is shrunk."""
+        size = _size(batch)
+        recent, factor, stale = judge(self.recent, size, _size(self.moments))
         first = jnp.zeros_like(self.first.value) if batch.first is None else batch.first
-        seen &= jnp.isfinite(jnp.sum(second))
-        first, second = (jnp.where(jnp.isfinite(x), x, 0) for x in (first.astype(kept), second))
-        size = jnp.sqrt(jnp.sum(Moments(None, second).square)).astype(self.recent.dtype)
-        recent, factor, stale = judge(self.recent, size, self.second.size)
-        stale, size = seen & stale, factor * size
-        first, second = jax.tree.map(lambda x: x * factor.astype(kept) ** 2, (first, second))
-        return Running(
-            self.first.absorb(first, decays[0], seen, stale, size),
-            self.second.absorb(second, decays[1], seen, stale, size),
-            jnp.where(seen, recent, self.recent),
+        second = batch.second.reshape(self.second.value.shape)
+        shrunk = [factor.astype(x.dtype) ** 2 * x for x in (first, second)]
+        new = Running(
+            self.first.absorb(shrunk[0], decays[0], stale),
+            self.second.absorb(shrunk[1], decays[1], stale),
+            recent,
         )
+        return optax.tree.where(seen & jnp.isfinite(size), new, self)
+
+
+def _size(moments: Moments) -> Array:
+    """The root mean square length of the features."""
+    return jnp.sqrt(jnp.sum(moments.square))

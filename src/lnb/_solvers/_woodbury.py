@@ -1,7 +1,5 @@
 """A running inverse, updated by the Woodbury identity."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +8,7 @@ from jax import Array, lax
 
 from .._features import Rows
 from .._inverse import inverse, invert
-from .._metric import Damping, matmul, moments
+from .._metric import matmul, moments
 from .._neurons import Neuron
 from ._cholesky import Cholesky, InverseState
 
@@ -32,20 +30,19 @@ class Woodbury(Cholesky):
 
     every: int = 20
 
-    def update(
-        self, neuron: Neuron, features: Any, known: InverseState, damping: Damping, step: Array
-    ) -> InverseState:
+    def update(self, neuron, features: Any, known, damping, step):
         rows = _few_rows(neuron, features)
         if rows is None:
             return super().update(neuron, features, known, damping, step)
         bias, seen = neuron.bias is not None, features.count > 0
         running = known.running.absorb(moments(features), (self.decay, self.decay), seen)
+        rate = (1 - self.decay) / running.second.mass
         # Control flow may have left out some of the rows: then they are not the batch.
         afresh = (lax.rem(step, jnp.int32(self.every)) == 0) | (features.count != rows.shape[1])
         updated = lax.cond(
             afresh,
             lambda: invert(running.moments, neuron.kind, bias, damping),
-            lambda: _absorb_rows(known, rows.astype(known.inverse.dtype), self.decay, bias),
+            lambda: _absorb_rows(known, rows.astype(known.inverse.dtype), rate, bias),
         )
         good = jnp.isfinite(updated).all((1, 2), keepdims=True) & seen
         return InverseState(running, jnp.where(good, updated, known.inverse))
@@ -61,14 +58,13 @@ def _few_rows(neuron: Neuron, features: Any) -> Array | None:
     return jnp.concatenate([s.arrangement.rows(x) for s, x, _ in features], axis=1)
 
 
-def _absorb_rows(known: InverseState, x: Array, decay: float, bias: bool) -> Array:
+def _absorb_rows(known: InverseState, x: Array, rate: Array, bias: bool) -> Array:
     r"""The inverse after one more batch.
 
     With weight r for the batch a second moment becomes :math:`(1 - r) S + r X^T X / n`. So does a
     covariance, with centred rows and one more for how far the mean moves.
     """
-    n, mean = x.shape[1], known.running.first.value
-    rate = known.running.second.rate(decay).astype(x.dtype)
+    n, mean, rate = x.shape[1], known.running.first.value, rate.astype(x.dtype)
     if bias:
         batch_mean = jnp.mean(x, axis=1, keepdims=True)
         shift = jnp.sqrt((1 - rate) * n) * (mean[:, None, :] - batch_mean)
