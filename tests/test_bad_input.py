@@ -1,5 +1,6 @@
 """Bad input to `find_neurons`, `backprop`, `features`, `metric_product`: a clear error, early."""
 
+import re
 from typing import Any
 
 import equinox as eqx
@@ -425,6 +426,25 @@ def test_features_of_other_neurons():
     _, _, features = lnb.backprop(other_loss, others)(other, X)
     with pytest.raises(ValueError, match="same `neurons`"):
         optimizer.update(grads, optimizer.init(PARAMS), PARAMS, features=features)
+
+
+# Names of earlier versions
+
+
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        (lambda n: lnb.backprop(loss_fn, n, opt_state=()), "leave it out"),  # pyright: ignore
+        (lambda n: lnb.backprop(loss_fn, n, has_aux=True), "find_neurons"),  # pyright: ignore
+        (lambda n: lnb.lnb(0.1, n, relative_damping=False), "lnb.Absolute"),  # pyright: ignore
+        (lambda n: lnb.find_neurons(loss_fn, PARAMS, X, statistics_share=1), 'rows="all"'),
+        (lambda n: lnb.features, "forward_features"),
+    ],
+)
+def test_old_names_say_the_new_ones(call, advice):
+    neurons = lnb.find_neurons(loss_fn, PARAMS, X)
+    with pytest.raises((TypeError, AttributeError), match=re.escape(advice)):
+        call(neurons)
 
 
 # Experts

@@ -12,9 +12,11 @@ from ._guard import guard
 from ._metric import Absolute, Damping
 from ._neurons import Neurons
 from ._optimizer import scale_by_lnb
+from ._renamed import renamed
 from ._solvers import CG, Cholesky, Krylov, Solver
 
 
+@renamed(relative_damping="damping is relative, unless it is damping=lnb.Absolute(0.1)")
 def lnb(
     learning_rate: optax.ScalarOrSchedule,
     neurons: Neurons,

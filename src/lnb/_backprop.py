@@ -13,8 +13,13 @@ from ._features import Residuals, Rows, SiteRows
 from ._jaxpr import Claim, Emitter, Payloads, Plan, Trace, trace_loss
 from ._metric import Features
 from ._neurons import Neuron, Neurons, claim
+from ._renamed import renamed
 
 
+@renamed(
+    opt_state="leave it out, features no longer depend on the state",
+    has_aux="find_neurons(..., has_aux=True) is enough",
+)
 def backprop(
     loss_fn: Callable[..., Any], neurons: Neurons
 ) -> Callable[..., tuple[Any, Any, dict[str, Features]]]:

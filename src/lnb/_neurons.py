@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from . import _plan
 from ._features import Layout
 from ._jaxpr import Claim, Lineage, Trace, make_claims, path_name, trace_lineage, trace_loss
+from ._renamed import renamed
 
 COSTLY = 1e9  # flops of a step that a user will notice
 
@@ -134,6 +135,7 @@ def _cells(neuron: Neuron, cost: float) -> tuple[str, ...]:
     return (name, neuron.kind, size, bias, str(neuron.sites), str(neuron.n), str(rows), share)
 
 
+@renamed(statistics_share='rows="auto" keeps a sample, rows="all" keeps everything')
 def find_neurons(
     loss_fn: Callable[..., Any],
     params: Any,

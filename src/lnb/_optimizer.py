@@ -16,6 +16,7 @@ from ._norms import NORMS, Boosted, rank
 from ._numerics import at_least_float32
 from ._parameters import join, present, split
 from ._plan import holders
+from ._renamed import renamed
 from ._sharding import sharded_like
 from ._solvers import Cholesky, Solver
 
@@ -41,6 +42,7 @@ class ScaleByLNBState(NamedTuple):
     neuron_norms: dict[str, Array]
 
 
+@renamed(relative_damping="damping is relative, unless it is damping=lnb.Absolute(0.1)")
 def scale_by_lnb(
     neurons: Neurons,
     *,
