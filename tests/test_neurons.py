@@ -149,3 +149,19 @@ def test_labels():
     for path, label in jax.tree_util.tree_leaves_with_path(labels):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         assert label == ("lnb" if name in solved else "identity"), name
+
+
+def test_counters_of_two_loops_meet():
+    """What a loop has counted is no longer known behind it: the lengths may differ."""
+
+    def loss_fn(params, x):
+        def layer(i, carry):
+            x, count = carry
+            return jnp.tanh(x @ params["w"][i]), count + 1
+
+        x, first = jax.lax.fori_loop(0, 3, layer, (x, 0))
+        x, second = jax.lax.fori_loop(0, 2, layer, (x, 0))
+        return jnp.mean(x) / (first + second)
+
+    (neuron,) = lnb.find_neurons(loss_fn, {"w": jnp.ones((3, 4, 4))}, jnp.ones((6, 4)))
+    assert neuron.sites == 2
