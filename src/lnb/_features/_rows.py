@@ -131,14 +131,6 @@ class Arrangement:
         blocks = count(self.blocks) * (1 if self.experts is None else self.experts.count)
         return blocks, count(self.positions), self.inputs_count
 
-    def kept(self, x: Any) -> bool:
-        """Whether this has the shape of what `thin` keeps, from all iterations of the loops."""
-        shape = x.shape if self.experts is None else x[0].shape
-        if self.kind != "conv":
-            return math.prod(shape) == math.prod(self.kept_sizes)
-        image = dict(self.options)["image_shape"]
-        return len(shape) == self.loops + len(image)
-
     def rows(self, x: Any) -> Array:
         """Rows [blocks, positions, inputs]; of a lookup, the indices [blocks, positions]."""
         x, expert = (x, None) if self.experts is None else x
