@@ -56,6 +56,33 @@ def test_the_network_has_more_inputs_than_positions():
     assert second.d_in < second.n
 
 
+@pytest.mark.parametrize("norm", ["auto", "neuron", "network"])
+def test_batches_of_one_example(norm):
+    """One example has no variance: the first step must not take its rounding error for one."""
+    params = {"w": normal(0, 20, 30) / 5, "b": jnp.zeros(30), "v": normal(1, 30, 3) / 5}
+    x, y = normal(2, 500, 20), normal(3, 20, 3)
+
+    def loss_fn(params, x):
+        hidden = jax.nn.relu(x @ params["w"] + params["b"][None])
+        return jnp.mean((hidden @ params["v"] - jnp.tanh(x @ y)) ** 2)
+
+    with pytest.warns(UserWarning, match="single position"):
+        neurons = lnb.find_neurons(loss_fn, params, x[:1])
+    optimizer = lnb.lnb(0.01, neurons, norm=norm)
+
+    @jax.jit
+    def step(params, state, x):
+        _, grads, features = lnb.backprop(loss_fn, neurons)(params, x)
+        updates, state = optimizer.update(grads, state, params, features=features)
+        return optax.apply_updates(params, updates), state
+
+    first, state = float(loss_fn(params, x)), optimizer.init(params)
+    for i in range(200):
+        params, state = step(params, state, x[i : i + 1])
+        assert float(loss_fn(params, x)) < 1.5 * first
+    assert float(loss_fn(params, x)) < 0.9 * first
+
+
 # Features and gradients that say nothing
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 from jax import Array, lax
 
-from ._metric import Damping, Moments, Theta, block_mean, damping_constant, matmul
+from ._metric import Damping, Moments, Theta, block_mean, damping_constant, matmul, variances
 
 
 class Inverse(NamedTuple):
@@ -68,6 +68,9 @@ def invert(moments: Moments, kind: str, bias: bool, damping: Damping) -> Array:
     """
     mean, second = moments.first if bias else None, moments.second
     gamma = damping_constant(damping, kind, moments, bias)
+    # A single example has no variance. Without damping of its own, M would then be rounding errors.
+    variance, rounding = variances(kind, moments, bias)
+    gamma = jnp.where(variance + gamma > 2 * rounding, gamma, jnp.nan)
     if second.ndim == 2:
         diagonal = second + gamma if mean is None else second - mean**2 + gamma
         return 1 / jnp.where(diagonal > 0, diagonal, jnp.nan)

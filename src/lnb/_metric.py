@@ -187,12 +187,19 @@ def damping_constant(damping: Damping, kind: str, moments: Moments, bias: bool) 
     of M / d). The rounding error of the diagonal is included, so that a metric without full rank
     can be factorised; the constant is zero only where the features are.
     """
-    mean, power = moments.first if bias else None, moments.square
+    diagonal, rounding = variances(kind, moments, bias)
+    if isinstance(damping, Absolute):
+        return jnp.asarray(damping.value, rounding.dtype) + rounding
+    return jnp.asarray(damping, rounding.dtype) * diagonal + rounding
+
+
+def variances(kind: str, moments: Moments, bias: bool) -> tuple[Array, Array]:
+    """The mean variance of the features (without a bias, their mean power), and its rounding."""
+    power = moments.square
+    mean = moments.first if bias else None
     diagonal = power if mean is None else jnp.maximum(power - mean**2, 0)
     rounding = jnp.finfo(power.dtype).eps * power.shape[1] * power
-    if isinstance(damping, Absolute):
-        return jnp.asarray(damping.value, power.dtype) + block_mean(kind, rounding)
-    return block_mean(kind, jnp.asarray(damping, power.dtype) * diagonal + rounding)
+    return block_mean(kind, diagonal), block_mean(kind, rounding)
 
 
 def damped_product(
