@@ -262,11 +262,37 @@ MAKERS = {
 }
 
 
-@pytest.mark.parametrize("rate", [-0.1, float("nan"), np.float32(-1), -1, float("-inf")])
+@pytest.mark.parametrize(
+    "rate", [-0.1, float("nan"), np.float32(-1), -1, float("-inf"), float("inf")]
+)
 @pytest.mark.parametrize("name", MAKERS)
 def test_learning_rate_that_is_no_rate(name, rate):
-    with pytest.raises(ValueError, match=r"learning_rate.*(-|nan)"):
+    with pytest.raises(ValueError, match=r"learning_rate=(-|nan|inf)"):
         MAKERS[name](rate, find())
+
+
+@pytest.mark.parametrize("rate", [None, True, "0.03", {"a": 1.0}, np.ones(2)])
+def test_learning_rate_of_another_type(rate):
+    with pytest.raises(TypeError, match=r"learning_rate.*schedule"):
+        lnb.lnb(rate, find())
+
+
+def test_solver_without_parentheses():
+    with pytest.raises(TypeError, match=r"Cholesky.*is no solver"):
+        lnb.lnb(RATE, find(), solver=lnb.Cholesky)  # pyright: ignore
+
+
+def test_features_that_are_none():
+    params, batch = make_params(), make_batch()
+    loss, grads, features = lnb.backprop(loss_fn, find())(params, *batch)
+    optimizer = lnb.lnb(RATE, find())
+    state = optimizer.init(params)
+    for wrong in (grads, batch, loss):
+        with pytest.raises(TypeError, match=r"third result of lnb\.backprop"):
+            optimizer.update(grads, state, params, features=wrong)
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), features)
+    with pytest.raises(ValueError, match="2 batches"):
+        optimizer.update(grads, state, params, features=stacked)
 
 
 def test_unknown_norm():

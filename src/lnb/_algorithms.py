@@ -80,8 +80,8 @@ def lnb(
     References:
       Munoz, `Simple Linear Neuron Boosting <https://arxiv.org/abs/2502.01131>`_, 2025
     """
-    check_learning_rate(learning_rate)
     direction = scale_by_lnb(neurons, solver=solver, norm=norm, damping=damping, min_norm=min_norm)
+    check_learning_rate(learning_rate)
     return guard(
         optax.chain(  # the lines of the paper's Algorithm 2, inside its loop
             average_gradient(gradient_decay, nesterov),  # 4

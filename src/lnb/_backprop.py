@@ -146,7 +146,8 @@ def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tupl
         if c is None or c.layout != neuron.layout or c.bias_layout != neuron.bias_layout:
             raise ValueError(
                 f"the neuron {neuron.name!r} is not used in this loss as it was in the one that "
-                "find_neurons saw. Call find_neurons(loss_fn, params, batch) on this loss."
+                "find_neurons saw. Call find_neurons(loss_fn, params, batch) on this loss, with "
+                "arguments of the same kinds: Python's numbers are constants, arrays are data."
             )
         pairs.append((neuron, c))
     return pairs

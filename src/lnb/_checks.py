@@ -1,11 +1,13 @@
 """Bad arguments, refused early: every message names the cause and shows what to do."""
 
+import math
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
 import jax
 
+from ._features import Fed
 from ._jaxpr import is_array, path_name
 from ._metric import Features
 from ._neurons import Neuron, Neurons
@@ -18,8 +20,15 @@ def check_neurons(neurons: Any, call: str) -> None:
 
 
 def check_learning_rate(learning_rate: Any) -> None:
-    if isinstance(learning_rate, Real) and not float(learning_rate) >= 0:
-        raise ValueError(f"learning_rate={learning_rate} should be a number that is not negative.")
+    """Takes a finite number that is not negative, a scalar array, or a schedule."""
+    if isinstance(learning_rate, Real) and not isinstance(learning_rate, bool):
+        if not 0 <= float(learning_rate) < math.inf:
+            raise ValueError(f"learning_rate={learning_rate} should be finite and not negative.")
+    elif not callable(learning_rate) and getattr(learning_rate, "shape", None) != ():
+        raise TypeError(
+            f"learning_rate={learning_rate!r} is neither a number nor an optax schedule. Write "
+            "lnb.lnb(0.03, neurons)."
+        )
 
 
 def check_arrays(params: Any) -> None:
@@ -71,6 +80,11 @@ def check_arguments(further: tuple, features: Any) -> None:
             "    params = optax.apply_updates(state.params, updates)\n"
             "    state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)"
         )
+    if not isinstance(features, Mapping) or any(not isinstance(x, Fed) for x in features.values()):
+        raise TypeError(
+            f"features={type(features).__name__} are not the third result of lnb.backprop: "
+            "loss, grads, features = lnb.backprop(loss_fn, neurons)(params, batch)."
+        )
 
 
 def check_features(
@@ -86,6 +100,11 @@ def check_features(
         if name not in features:
             raise ValueError(f"There are no features for the neuron {name!r}. {advice}")
         own, neuron = features[name], named[name]
+        if own.count.ndim:
+            raise ValueError(
+                f"The features of {name!r} are those of {own.count.size} batches, stacked by a "
+                "loop or by vmap. Take one: jax.tree.map(lambda x: x[-1], features)."
+            )
         if not _fits(own, neuron):
             seen = [layout.shape for layout, _ in _layouts(own)]
             raise ValueError(
@@ -95,10 +114,10 @@ def check_features(
 
 
 def _fits(features: Features, neuron: Neuron) -> bool:
-    """Whether features are those of a neuron, and of one batch: stacked ones have many counts."""
+    """Whether features are those of a neuron."""
     layouts, own = _layouts(features), (neuron.layout, neuron.bias_layout)
     same = lambda pair: pair == own if neuron.has_matrix else pair[0].shape == own[0].shape
-    return features.count.ndim == 0 and all(map(same, layouts))
+    return all(map(same, layouts))
 
 
 def _layouts(features: Features) -> list[tuple[Any, Any]]:

@@ -99,7 +99,7 @@ class Neurons:
         lines = ["  ".join(map(align, _HEAD, row, widths)).rstrip() for row in rows]
         lines.insert(1, "  ".join("-" * width for width in widths))
         total = sum(costs.values()) / whole
-        lines += ["", f"A step of lnb.lnb costs about {total:.1%} more flops than backpropagation."]
+        lines += ["", f"lnb.lnb adds about {total:.1%} to the flops of these layers."]
         if self.unclaimed:
             lines += ["", "unclaimed (identity metric):"]
             lines += [f"  {path}: {reason}" for path, reason in self.unclaimed]
@@ -233,10 +233,10 @@ def _warn(neurons: Neurons) -> None:
     single = [n.name for n in neurons if n.n == 1 and n.d_in > 1 and n.kind in {"dense", "conv"}]
     if single:
         warnings.warn(
-            f"the neurons {', '.join(single)} see a single position. How many rows are kept for M "
-            "depends on how many there are: call find_neurons on a batch as large as those of "
-            "training.",
-            stacklevel=3,
+            f"the neurons {', '.join(single)} see a single position. Call find_neurons on a batch "
+            "as large as those of training. If that is one example, M is hard to estimate: use a "
+            'larger batch, or norm="neuron".',
+            stacklevel=4,
         )
     costs = neurons.costs()
     total, whole = sum(costs.values()), sum(map(_plan.backprop_flops, neurons))
@@ -246,5 +246,5 @@ def _warn(neurons: Neurons) -> None:
             f"a step is predicted to cost {total / whole:.0f} times the flops of backpropagation, "
             f"beside it, most of them for {largest!r}. Use a larger batch, or leave such neurons "
             f"out: find_neurons(..., exclude={largest!r}).",
-            stacklevel=3,
+            stacklevel=4,
         )

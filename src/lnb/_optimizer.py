@@ -74,7 +74,7 @@ def scale_by_lnb(
       A transformation whose `update` takes the keyword argument `features`, from `lnb.backprop`.
     """
     check_neurons(neurons, "lnb.lnb(learning_rate, neurons)")
-    if not hasattr(solver, "direction"):
+    if isinstance(solver, type) or not hasattr(solver, "direction"):
         raise TypeError(f"solver={solver!r} is no solver. Pass one, such as solver=lnb.CG().")
     if norm not in NORMS:
         raise ValueError(f"norm={norm!r} is not one of {', '.join(map(repr, NORMS))}.")

@@ -8,6 +8,7 @@
 from . import dims as dims
 from ._experts import Gathered as Gathered
 from ._experts import Ragged as Ragged
+from ._fed import Fed as Fed
 from ._layout import Layout as Layout
 from ._residuals import Chain as Chain
 from ._residuals import Program as Program

@@ -68,7 +68,7 @@ def trace_loss(
     if not names:
         raise ValueError(
             "the parameters hold no floating-point array, so there is nothing to train. Pass the "
-            "model itself as the first argument: find_neurons(loss_fn, params, batch)."
+            "model itself after the loss: find_neurons(loss_fn, params, batch)."
         )
     aux_rest, aux_tree = [], None  # what the loss returns beside arrays
 
