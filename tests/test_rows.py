@@ -89,7 +89,7 @@ def test_a_convolution_keeps_images():
 def test_some_examples_are_always_kept():
     params = {"w": normal(0, 3, 2)}
     loss_fn = lambda params, x: jnp.mean(x @ params["w"])
-    for examples, kept in [(3, 3), (EXAMPLES, EXAMPLES), (5 * EXAMPLES, EXAMPLES)]:
+    for examples, kept in [(3, 3), (8, 4), (EXAMPLES, 8), (5 * EXAMPLES, EXAMPLES)]:
         x = normal(1, examples, 1000, 3)
         neurons = lnb.find_neurons(loss_fn, params, x)
         features: Any = lnb.forward_features(loss_fn, neurons)(params, x)["w"]
@@ -192,7 +192,7 @@ def test_stacked_features_are_refused():
     _, grads, features = lnb.backprop(loss_fn, ALL)(PARAMS, *BATCH)
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), features)
     optimizer = lnb.lnb(0.1, ALL)
-    with pytest.raises(ValueError, match=r"'query' are those of another neuron"):
+    with pytest.raises(ValueError, match=r"'query' are those of 2 batches"):
         optimizer.update(grads, optimizer.init(PARAMS), PARAMS, features=stacked)
 
 

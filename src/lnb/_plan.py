@@ -14,7 +14,7 @@ EVERY = 10  # steps from one refresh of a neuron's M to the next, by default
 ROWS = 4  # positions for every input that are enough for M
 FEW = 512  # positions that are all kept, however few inputs there are
 MANY = 4096  # positions that are enough, where there are thousands of inputs
-EXAMPLES = 4  # the fewest examples that these positions may come from
+EXAMPLES = 16  # that these positions should come from, as those of one example are alike
 LARGEST = 8192  # inputs of the largest M that is inverted
 SMALL = 256  # the smaller side of a direction that is made orthogonal by default
 CG_PRODUCTS = 3  # with M, in two steps of conjugate gradients
@@ -33,7 +33,8 @@ def thinned(sites: Sequence[SiteRows], rows: str) -> tuple[SiteRows, ...]:
         enough = min(max(ROWS * a.inputs_count, FEW), max(a.inputs_count, MANY))
         enough *= 1 if a.experts is None else a.experts.count
         stride = sum(other.shape[1] for other in alike) // enough
-        longest = a.sizes[a.examples] // EXAMPLES
+        size = a.sizes[a.examples]
+        longest = max(size // EXAMPLES, min(2, size // 4))  # half of a small batch will do
         return site._replace(arrangement=a.thinned(max(1, min(stride, longest))))
 
     return tuple(map(thin, sites))
