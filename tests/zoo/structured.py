@@ -323,6 +323,29 @@ def experts_by_index() -> Case:
 
 
 @case
+def experts_before_layers() -> Case:
+    """A table whose layers stand behind its experts, and are scanned over all the same."""
+    params = {"W": normal(0, 4, 2, 3, 3)}
+
+    def loss_fn(params, x, chosen):
+        layer = lambda x, w: (x + jnp.tanh(jnp.einsum("bd,bdo->bo", x, w[chosen])), None)
+        x, _ = jax.lax.scan(layer, x, params["W"].swapaxes(0, 1))
+        return jnp.mean(jnp.sin(x))
+
+    def by_hand(tape, x, chosen):
+        layers = []
+        for i in range(2):
+            select = lambda w, x=x, i=i: jnp.einsum("bd,bdo->bo", x, w[chosen, i])
+            layers.append(select)
+            x = x + jnp.tanh(select(tape["W"]))
+        tape(lambda w: jnp.stack([select(w) for select in layers]), "W")
+        return jnp.mean(jnp.sin(x))
+
+    expected = (Expected("W", None, "dense", 3, 3, 5),)
+    return Case(loss_fn, params, (normal(3, 5, 3), integers(4, 4, 5)), by_hand, expected)
+
+
+@case
 def experts_in_order() -> Case:
     """`lax.ragged_dot`: tokens sorted by their experts; the last two have none."""
     params = {"W": normal(0, 4, 3, 5), "V": normal(1, 4, 5, 2)}

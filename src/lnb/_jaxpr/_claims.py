@@ -165,6 +165,10 @@ def _site_rows(site: Site, shape: tuple[int, ...], bias_shape: tuple[int, ...]) 
     layout = Layout(shape, site.view.offset, order)
     if not layout.is_regular:
         return None
+    # Rows of experts stand loop by loop, then expert by expert: so must the weight's matrices.
+    strides = [dim.stride for dim in blocks]
+    if "experts" in site.options and strides != sorted(strides, reverse=True):
+        return None
     bias_layout = None
     if site.bias is not None:
         bias_layout = _bias_layout(site, layout, bias_shape)
