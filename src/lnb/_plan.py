@@ -76,8 +76,8 @@ def step_flops(neuron: Neuron, spectral: bool = False, shares: bool = False) -> 
         product = min(4 * neuron.rows, 2 * neuron.d_in) if neuron.rows else 4 * neuron.n
         return neuron.gram_flops + CG_PRODUCTS * product * size
     is_diagonal, side = neuron.kind in {"lookup", "scale"}, min(inputs, outputs)
-    # A factorisation, a triangular solve and a product.
-    inverse = 0.0 if is_diagonal else 10 / 3 * blocks * inputs**3
+    # A factorisation and two triangular solves.
+    inverse = 0.0 if is_diagonal else 7 / 3 * blocks * inputs**3
     refresh = 0.0 if shares else (neuron.gram_flops + inverse) / EVERY
     products = 2 if spectral and inputs < outputs else 1
     direction = size if is_diagonal else products * 2.0 * inputs * size
