@@ -36,6 +36,7 @@ class Experiment:
       steps: number of training steps.
       batch_size: examples a step.
       evaluate_every: steps between two evaluations.
+      test_examples: how many an evaluation takes, the first; None takes all.
     """
 
     name: ClassVar[str]
@@ -54,6 +55,7 @@ class Experiment:
     steps: int
     batch_size: int
     evaluate_every: int
+    test_examples: int | None = None
 
     def load(self, source: Source) -> Data:
         """The data. Small integers may stay as they are: `outputs` converts them on the device."""
@@ -86,6 +88,11 @@ class Experiment:
             for name, value in counts.items()
             if name != "count"
         }
+
+    def calibrated(self, model: Any, batch: Split) -> Any:
+        """The model as it is evaluated. Batch normalisation takes its statistics from this batch,
+        which is of training examples."""
+        return model
 
     def augment(self, rng: np.random.Generator, batch: Split) -> Split:
         """A randomly changed training batch, on the host."""

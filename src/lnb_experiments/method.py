@@ -39,10 +39,13 @@ class Method(NamedTuple):
       init: params -> state, a pytree of arrays.
       step: (learning_rate, params, state, batch, key) -> (params, state, loss). The learning rate
         is a traced scalar: one compiled step serves all of them.
+      evaluated: (params, state) -> the parameters that are tested. Methods that average their
+        iterates test the average.
     """
 
     init: Callable[[Any], Any]
     step: Callable[[Any, Any, Any, Any, Any], tuple[Any, Any, Array]]
+    evaluated: Callable[[Any, Any], Any] = lambda params, state: params
 
 
 # Makes a method for a problem; params, batch and key are examples, arrays or their shapes.

@@ -25,6 +25,7 @@ class Optimizer:
       summary: one line for `lnb list`.
       make: makes its method for a problem.
       check: raises an error where it cannot run at all.
+      anneals: whether a schedule that ends at zero suits it; some methods ask for none.
       rates: the lowest and the highest learning rate of its search space: two decades for all but
         Levenberg-Marquardt, whose step has a length of its own. A run that names no learning rate
         has the one in the middle.
@@ -34,6 +35,7 @@ class Optimizer:
     make: MakeMethod
     rates: tuple[float, float]
     check: Callable[[], Any] = lambda: None
+    anneals: bool = True
 
 
 def rate_range(experiment: Experiment, optimizer: str) -> tuple[float, float]:

@@ -17,6 +17,9 @@ from .folder import RunFolder, diverged
 from .method import Problem
 from .optimizers import OPTIMIZERS
 
+WARM_UP = 0.05  # part of the steps
+CALIBRATION = 512  # training examples for batch normalisation's statistics, in an evaluation
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -24,6 +27,8 @@ class Plan:
 
     Attributes:
       decay: the learning rate falls exponentially, to this part of itself by the last step.
+      schedule: `"constant"`, apart from the decay; or `"cosine"`: a linear warm-up, then half a
+        cosine down to zero. Optimizers that ask for no schedule have the warm-up only.
       role: `"trial"` chooses a learning rate on held-out training data; `"final"` is a trial's
         winner, on all training data; `"run"` is like it, at a given learning rate.
     """
@@ -35,10 +40,16 @@ class Plan:
     decay: float = 1.0
     seed: int = 0
     role: Literal["run", "trial", "final"] = "run"
+    schedule: Literal["constant", "cosine"] = "constant"
     source: Source = field(default=Source())
 
     def rate(self, step: int) -> float:
-        return self.learning_rate * self.decay ** ((step - 1) / self.experiment.steps)
+        done = (step - 1) / self.experiment.steps
+        rate = self.learning_rate * self.decay**done
+        if self.schedule == "cosine":
+            rate *= min(1.0, step / (WARM_UP * self.experiment.steps))
+            rate *= (1 + math.cos(math.pi * done)) / 2 if OPTIMIZERS[self.optimizer].anneals else 1
+        return rate
 
     def config(self, data: Data, steps_per_epoch: int) -> dict[str, Any]:
         """As JSON: all that the run's numbers depend on."""
@@ -49,6 +60,7 @@ class Plan:
             "optimizer": self.optimizer,
             "learning_rate": self.learning_rate,
             "decay": self.decay,
+            "schedule": self.schedule,
             "seed": self.seed,
             "role": self.role,
             "evaluated_on": "held-out" if self.role == "trial" else "test",
@@ -66,7 +78,8 @@ class Programs(NamedTuple):
 
     init: Callable  # seed -> state
     step: Callable  # (learning_rate, seed, step, state, batch) -> state, loss
-    counts: Callable  # (state, batch) -> what an evaluation adds up
+    evaluated: Callable  # (state, training examples) -> the model as it is evaluated
+    counts: Callable  # (model, batch) -> what an evaluation adds up
     compile_seconds: float
 
 
@@ -88,8 +101,8 @@ def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Pr
         return tuple(state), loss
 
     @jax.jit
-    def counts(state, batch):
-        return experiment.counts(state[0], batch)
+    def evaluated(state, batch):
+        return experiment.calibrated(method.evaluated(*state), batch)
 
     start = time.perf_counter()
     state = jax.eval_shape(init, 0)
@@ -100,17 +113,19 @@ def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Pr
     seconds = time.perf_counter() - start
     nothing = np.float32(0), np.int32(0), np.int32(0)
     jax.block_until_ready(compiled(*nothing, init(np.int32(0)), batch))  # a first call is slower
-    return Programs(init, compiled, counts, seconds)
+    return Programs(init, compiled, evaluated, jax.jit(experiment.counts), seconds)
 
 
 def evaluate(
-    experiment: Experiment, programs: Programs, state: Any, test: Split
+    experiment: Experiment, programs: Programs, state: Any, data: Data
 ) -> dict[str, float]:
-    """The metrics of all test examples."""
+    """The metrics of the test examples."""
+    model = programs.evaluated(state, data.train.take(slice(CALIBRATION)))
+    test = data.test.take(slice(experiment.test_examples))
     size = min(len(test.targets), 2 * experiment.batch_size)
     total: dict[str, Any] = defaultdict(float)
     for start in range(0, len(test.targets), size):
-        counts = programs.counts(state, test.take(slice(start, start + size)))
+        counts = programs.counts(model, test.take(slice(start, start + size)))
         for name, value in jax.device_get(counts).items():
             total[name] += np.asarray(value, np.float64)
     return experiment.metrics(total)
@@ -172,7 +187,7 @@ def train(
                 "load_seconds": line["load_seconds"] + loaded - dispatched,
             }
             if is_over(experiment, losses) or number % experiment.evaluate_every == 0:
-                line["evaluation"] = evaluate(experiment, programs, state, data.test)
+                line["evaluation"] = evaluate(experiment, programs, state, data)
             folder.append(line)
             on_step(line)
             if time.perf_counter() - saved > checkpoint_seconds:
