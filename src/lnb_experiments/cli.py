@@ -1,4 +1,4 @@
-"""The commands: run, sweep, report, list."""
+"""The commands: run, sweep, arena, report, list."""
 
 import logging
 import math
@@ -13,12 +13,20 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg, subcommand
 
+from .arena import Arena, report_arena
 from .data import DataError, Source
 from .experiment import Experiment
 from .experiments import EXPERIMENTS
 from .folder import RunError
 from .method import MethodError
-from .optimizers import NORMS, OPTIMIZERS, SOLVERS, rate_range, search_rates
+from .optimizers import (
+    NORMS,
+    OPTIMIZERS,
+    SOLVERS,
+    check_optimizer,
+    rate_range,
+    search_rates,
+)
 from .records import RecordError
 from .report import report
 from .runner import Runner
@@ -62,6 +70,8 @@ class Options:
     """The real data, or a seeded stand-in that needs no files."""
     data_dir: Path | None = None
     """Folder of the official files; by default $LNB_DATA, then a download."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate: as given, or with a linear warm-up and half a cosine down to zero."""
     out: Path = Path("runs")
     """Folder of all runs."""
     resume: bool = False
@@ -78,10 +88,10 @@ class Options:
         source = Source(self.data, str(self.data_dir) if self.data_dir else None)
         names = dict.fromkeys(self.optimizer or experiment.optimizers)
         for name in names:
-            _check_optimizer(name)
+            check_optimizer(name)
         for name in names:
             (rate,) = search_rates(rate_range(experiment, name), 1)
-            yield Plan(experiment, self.preset, name, rate, source=source)
+            yield Plan(experiment, self.preset, name, rate, schedule=self.schedule, source=source)
 
     def _experiment(self) -> Experiment:
         kind = EXPERIMENTS[self.experiment]
@@ -140,6 +150,8 @@ class Sweep(Options):
     """Trials of every optimizer, over its range of learning rates, instead of the experiment's."""
     seeds: int = 3
     """How many fresh seeds the winner is rerun with."""
+    judge: Literal["headline", "loss"] = "headline"
+    """What chooses the winner on held-out data: the experiment's own metric, or the loss."""
 
     def __call__(self, console: Console) -> None:
         if self.seeds < 1:
@@ -148,7 +160,8 @@ class Sweep(Options):
             raise RunError(f"--trials should be at least 2, not {self.trials}.")
         runner = self.runner(console)
         for plan in self.plans():
-            sweep(runner, plan, self.trials or plan.experiment.trials, self.seeds)
+            judge = None if self.judge == "headline" else self.judge
+            sweep(runner, plan, self.trials or plan.experiment.trials, self.seeds, judge)
         console.print(f"Done. Figures and tables: lnb report {self.out}")
 
 
@@ -161,8 +174,12 @@ class Report:
     out: Path | None = None
     """Where to write; by default FOLDER/report."""
 
+    arena: bool = False
+    """As an arena: by the time to AdamW's loss."""
+
     def __call__(self, console: Console) -> None:
-        console.print(f"Written: {report(self.folder, self.out)}")
+        write = report_arena if self.arena else report
+        console.print(f"Written: {write(self.folder, self.out)}")
 
 
 @dataclass(frozen=True)
@@ -190,20 +207,10 @@ class List:
         console.print(NOTES % (", ".join(SOLVERS), ", ".join(NORMS)))
 
 
-def _check_optimizer(name: str) -> None:
-    if name not in OPTIMIZERS:
-        known = ", ".join(name for name in OPTIMIZERS if ":" not in name)
-        raise RunError(
-            f"There is no optimizer {name!r}. There are {known}; and lnb:SOLVER, lnb:NORM and "
-            f"lnb:SOLVER:NORM with the solvers {', '.join(SOLVERS)} and the norms "
-            f"{', '.join(NORMS)}."
-        )
-    OPTIMIZERS[name].check()
-
-
 Command = (
     Annotated[Run, subcommand("run")]
     | Annotated[Sweep, subcommand("sweep")]
+    | Annotated[Arena, subcommand("arena")]
     | Annotated[Report, subcommand("report")]
     | Annotated[List, subcommand("list")]
 )

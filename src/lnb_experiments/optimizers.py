@@ -14,6 +14,7 @@ import lnb
 
 from . import related
 from .experiment import Experiment
+from .folder import RunError
 from .method import MakeMethod, Method, Problem
 
 
@@ -177,3 +178,15 @@ OPTIMIZERS: dict[str, Optimizer] = {
         related.check_kfac,
     ),
 }
+
+
+def check_optimizer(name: str) -> None:
+    """Raises an error where there is no such optimizer, or where it cannot run."""
+    if name not in OPTIMIZERS:
+        known = ", ".join(name for name in OPTIMIZERS if ":" not in name)
+        raise RunError(
+            f"There is no optimizer {name!r}. There are {known}; and lnb:SOLVER, lnb:NORM and "
+            f"lnb:SOLVER:NORM with the solvers {', '.join(SOLVERS)} and the norms "
+            f"{', '.join(NORMS)}."
+        )
+    OPTIMIZERS[name].check()

@@ -37,13 +37,13 @@ def shown(entry: Entry) -> list[Record]:
 
 def training_loss(runs: Sequence[Record], window: int) -> Curve:
     """The loss of the training batches, as a running mean."""
-    curve = _align([run.steps for run in runs], "loss")
+    curve = align([run.steps for run in runs], "loss")
     return curve._replace(values=np.array([running_mean(row, window) for row in curve.values]))
 
 
 def headline(runs: Sequence[Record]) -> Curve:
     """The headline metric at evaluations."""
-    return _align([run.evaluations for run in runs], runs[0].config["headline"])
+    return align([run.evaluations for run in runs], runs[0].config["headline"])
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:
@@ -53,7 +53,8 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     )
 
 
-def _align(series: Sequence[Series], name: str) -> Curve:
+def align(series: Sequence[Series], name: str) -> Curve:
+    """A measurement of several runs, at the steps that all of them have."""
     step = reduce(np.intersect1d, [one.step for one in series])
     rows = [np.isin(one.step, step) for one in series]
     seconds = [one.seconds[row] for one, row in zip(series, rows, strict=True)]
