@@ -37,10 +37,10 @@ NAMES = tyro.extras.literal_type_from_choices(list(EXPERIMENTS))
 
 
 NOTES = (
-    "Presets: `tiny` takes seconds on anything, `laptop` minutes on two CPU cores, `paper` is the "
-    "paper's own size, for a GPU. Real data is looked for in --data-dir, then in $LNB_DATA, then "
-    "downloaded; --data synthetic needs none. `lnb:cg`, `lnb:neuron` or `lnb:cg:neuron` name a "
-    "solver (%s), a norm (%s) or both."
+    "Presets: `tiny` takes seconds on anything, `arena` half a minute on one CPU core, `laptop` "
+    "minutes on two, `paper` is the paper's own size, for a GPU. Real data is looked for in "
+    "--data-dir, then in $LNB_DATA, then downloaded; --data synthetic needs none. `lnb:cg`, "
+    "`lnb:neuron` or `lnb:cg:neuron` name a solver (%s), a norm (%s) or both."
 )
 
 
@@ -50,8 +50,9 @@ class Options:
 
     experiment: Positional[Annotated[str, arg(constructor=NAMES)]]
     """See `lnb list`."""
-    preset: Literal["laptop", "paper", "tiny"] = "laptop"
-    """Sizes: minutes on two CPU cores; the paper's own, for a GPU; seconds, to try things out."""
+    preset: Literal["laptop", "arena", "paper", "tiny"] = "laptop"
+    """Sizes: minutes on two CPU cores; half a minute on one; the paper's own, for a GPU; seconds,
+    to try things out."""
     optimizer: tuple[str, ...] = ()
     """See `lnb list`; by default those that the experiment compares."""
     steps: int | None = None

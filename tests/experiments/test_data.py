@@ -139,7 +139,7 @@ def test_both_layouts_of_cifar10_agree(tmp_path):
     ]
     for one, other in zip(*(loaded[i].train + loaded[i].test for i in (0, 1)), strict=True):
         np.testing.assert_array_equal(one, other)
-    inputs, targets = loaded[0].train
+    inputs, targets, _ = loaded[0].train
     assert (inputs.shape, inputs.dtype, targets.dtype) == ((20, 32, 32, 3), np.uint8, np.int32)
     assert inputs[6, 30, 17, 2] == pixels[1][2, 2 * 1024 + 30 * 32 + 17]
     np.testing.assert_array_equal(loaded[0].test.targets, labels[-1])

@@ -1,7 +1,7 @@
 """The experiments' networks, losses and counts, against computations of their own."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from math import log
 
@@ -41,6 +41,13 @@ def segmentation(size: int = 16) -> Split:
     return Split(inputs, targets)
 
 
+def first_examples(name: str) -> Split:
+    experiment = EXPERIMENTS[name].preset("tiny")
+    with jax.numpy_dtype_promotion("standard"):  # optax.adamw needs it, for a pre-training
+        loaded = experiment.load(Source("synthetic"))
+    return loaded.train.take(slice(experiment.batch_size))
+
+
 BATCHES: dict[str, Callable[[], Split]] = {
     "matrix-factorization": lambda: MatrixFactorization.preset("tiny").load(Source()).train,
     "mnist": lambda: Split(some_bytes(100, 784), labels(100)),
@@ -48,6 +55,9 @@ BATCHES: dict[str, Callable[[], Split]] = {
     "unet": segmentation,
     "autoencoder": lambda: Split(some_bytes(100, 784), labels(100)),
     "char-lm": lambda: Split(some_bytes(16, 17)[:, :-1], some_bytes(16, 17)[:, 1:]),
+    "resnet": lambda: Split(some_bytes(32, 32, 32, 3), labels(32)),
+    "lstm": lambda: Split(some_bytes(16, 17)[:, :-1], some_bytes(16, 17)[:, 1:]),
+    **{name: partial(first_examples, name) for name in ("tabular", "burgers", "lora")},
 }
 
 every = pytest.mark.parametrize("name", EXPERIMENTS)
@@ -68,6 +78,10 @@ def counts(experiment, model, batch):
     return jax.jit(experiment.counts)(model, batch)
 
 
+def calibrated(experiment, model, batch):
+    return jax.jit(experiment.calibrated)(model, batch)
+
+
 def loss(experiment, model, batch, key=None):
     return jax.jit(experiment.loss)(model, batch, key)
 
@@ -84,17 +98,27 @@ def test_all_are_registered_by_name():
 
 @every
 def test_presets_are_complete(name):
-    for preset in ("tiny", "laptop", "paper"):
+    for preset in ("tiny", "laptop", "arena", "paper"):
         experiment = EXPERIMENTS[name].preset(preset)
         assert experiment.evaluate_every <= experiment.steps
         assert set(experiment.options) <= set(experiment.sizes())
 
 
 @every
+def test_the_arena_has_25_evaluations(name):
+    experiment = EXPERIMENTS[name].preset("arena")
+    assert experiment.steps >= 300
+    assert experiment.steps == 25 * experiment.evaluate_every
+    assert (experiment.test_examples or 0) <= 2000
+
+
+# Burgers' equation is tested by its solution.
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "burgers"])
 def test_counts_agree_with_the_objective(name):
     experiment, model, batch = tiny(name)
     mean = 1 if name != "matrix-factorization" else len(batch.targets)
-    metrics = experiment.metrics(counts(experiment, model, batch))
+    evaluated = calibrated(experiment, model, batch)
+    metrics = experiment.metrics(counts(experiment, evaluated, batch))
     np.testing.assert_allclose(metrics["loss"] * mean, loss(experiment, model, batch), rtol=1e-5)
     assert experiment.headline in metrics
 
@@ -102,6 +126,7 @@ def test_counts_agree_with_the_objective(name):
 @every
 def test_counts_add_up_over_batches(name):
     experiment, model, batch = tiny(name)
+    model = calibrated(experiment, model, batch)
     middle = len(batch.targets) // 2
     parts = [counts(experiment, model, batch.take(s)) for s in (slice(middle), slice(middle, None))]
     summed = experiment.metrics(jax.tree.map(jnp.add, *parts))
@@ -116,7 +141,10 @@ def test_every_parameter_belongs_to_a_neuron(name):
     assert neurons.unclaimed == ()
 
 
-@pytest.mark.parametrize(("name", "classes"), [("mnist", 10), ("vit", 10), ("char-lm", 256)])
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("mnist", 10), ("vit", 10), ("resnet", 10), ("char-lm", 256), ("lstm", 256)],
+)
 def test_an_untrained_network_knows_little(name, classes):
     experiment, model, batch = tiny(name)
     assert float(loss(experiment, model, batch)) == pytest.approx(log(classes), abs=0.5)
@@ -125,6 +153,7 @@ def test_an_untrained_network_knows_little(name, classes):
 @every
 def test_gradients_are_finite_and_not_zero(name):
     experiment, model, batch = tiny(name)
+    model = jax.tree.map(lambda leaf: leaf + 0.01, model)  # low-rank adapters start at zero
     for gradient in jax.tree.leaves(jax.jit(jax.grad(experiment.loss))(model, batch, KEY)):
         assert gradient.dtype == jnp.float32
         assert np.isfinite(gradient).all()
@@ -245,11 +274,11 @@ def test_dropout_keeps_the_mean_and_drops_independently():
 
 
 @every
-def test_only_vit_changes_training_images(name):
+def test_only_vit_and_resnet_change_training_images(name):
     experiment, _, batch = tiny(name)
     changed = experiment.augment(np.random.default_rng(0), batch)
     assert changed.inputs.shape == batch.inputs.shape
-    assert np.array_equal(changed.inputs, batch.inputs) == (name != "vit")
+    assert np.array_equal(changed.inputs, batch.inputs) == (name not in {"vit", "resnet"})
     np.testing.assert_array_equal(changed.targets, batch.targets)
 
 

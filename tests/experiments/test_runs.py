@@ -274,7 +274,7 @@ def test_list_names_everything():
     output = lnb("list", env={**os.environ, "COLUMNS": "200"})
     assert output.returncode == 0, output.stderr
     names = [name for name in OPTIMIZERS if ":" not in name]
-    for name in (*EXPERIMENTS, *names, *SOLVERS, *NORMS, "laptop", "paper"):
+    for name in (*EXPERIMENTS, *names, *SOLVERS, *NORMS, "laptop", "arena", "paper"):
         assert name in output.stdout
 
 

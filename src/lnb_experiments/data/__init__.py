@@ -2,8 +2,10 @@
 
 from .augment import crop_and_flip as crop_and_flip
 from .batches import Batches as Batches
+from .burgers import burgers as burgers
 from .cifar10 import cifar10 as cifar10
 from .mnist import mnist as mnist
+from .tabular import tabular as tabular
 from .text import text as text
 from .types import Data as Data
 from .types import DataError as DataError

@@ -66,8 +66,9 @@ def cifar10(source: Source, binary: Files = BINARY, python: Files = PYTHON) -> D
     files, read = (python, _read_python) if pickled else (binary, _read_binary)
     folder = find(files, source)
     *train, test = (read(files, folder, name) for name in [*TRAIN, "test_batch"])
-    inputs, targets = zip(*train, strict=True)
-    return Data(Split(np.concatenate(inputs), np.concatenate(targets)), test)
+    inputs = np.concatenate([part.inputs for part in train])
+    targets = np.concatenate([part.targets for part in train])
+    return Data(Split(inputs, targets), test)
 
 
 def _read_binary(files: Files, folder: Path, name: str) -> Split:

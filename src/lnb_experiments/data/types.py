@@ -1,18 +1,25 @@
 """What a data set is here: arrays on the host, a part to train on and a part to test on."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 
 class Split(NamedTuple):
-    """Examples: arrays whose first axis counts them. A batch is a `Split` too."""
+    """Examples: arrays whose first axis counts them. A batch is a `Split` too.
+
+    Attributes:
+      inputs: what a network is fed.
+      targets: what it should say.
+      shared: a tree of arrays that all examples have in common, such as frozen weights.
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
+    shared: Any = None
 
     def take(self, rows) -> "Split":
-        return Split(self.inputs[rows], self.targets[rows])
+        return Split(self.inputs[rows], self.targets[rows], self.shared)
 
 
 class Data(NamedTuple):

@@ -59,6 +59,17 @@ class CharLM(Classification):
             "steps": 150,
             "evaluate_every": 50,
         },
+        "arena": {
+            "length": 64,
+            "width": 64,
+            "mlp_width": 128,
+            "heads": 4,
+            "blocks": 2,
+            "batch_size": 32,
+            "steps": 600,
+            "evaluate_every": 24,
+            "test_examples": 200,
+        },
         "paper": {"batch_size": 64, "steps": 5000, "evaluate_every": 250},
     }
     headline = "loss"

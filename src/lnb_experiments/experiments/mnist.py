@@ -33,6 +33,14 @@ class Mnist(Classification):
     presets: ClassVar = {
         "tiny": {"width": 32, "batch_size": 100, "steps": 20, "evaluate_every": 10},
         "laptop": {"batch_size": 1000, "steps": 240, "evaluate_every": 30},
+        "arena": {
+            "depth": 4,
+            "inverted": True,
+            "batch_size": 250,
+            "steps": 1000,
+            "evaluate_every": 40,
+            "test_examples": 2000,
+        },
         "paper": {"batch_size": 1000, "steps": 6000, "evaluate_every": 60},
     }
     options = ("depth", "inverted")

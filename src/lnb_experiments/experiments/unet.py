@@ -52,6 +52,14 @@ class UNet(Experiment):
             "steps": 100,
             "evaluate_every": 50,
         },
+        "arena": {
+            "size": 48,
+            "widths": (16, 32, 64),
+            "batch_size": 8,
+            "steps": 400,
+            "evaluate_every": 16,
+            "test_examples": 100,
+        },
         "paper": {"batch_size": 8, "steps": 18_300, "evaluate_every": 183},
     }
 

@@ -61,6 +61,17 @@ class Vit(Classification):
             "steps": 100,
             "evaluate_every": 50,
         },
+        "arena": {
+            "width": 96,
+            "mlp_width": 192,
+            "heads": 4,
+            "blocks": 3,
+            "patch": 8,
+            "batch_size": 64,
+            "steps": 800,
+            "evaluate_every": 32,
+            "test_examples": 1000,
+        },
         "paper": {"batch_size": 64, "steps": 78_100, "evaluate_every": 781},
     }
 
