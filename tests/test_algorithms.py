@@ -90,21 +90,19 @@ def metric(x: np.ndarray, bias: bool, damping: float) -> np.ndarray:
     return rows.T @ rows / len(x) + damping * np.diag([1.0] * x.shape[1] + [0.0] * bias)
 
 
-def preconditioner(mean: np.ndarray, square: np.ndarray, bias: bool) -> np.ndarray:
+def preconditioner(mean, square, bias: bool, damping: float = 0.0) -> np.ndarray:
     """P: without a bias diagonal, with one W W^T of the paper, Sigma being diagonal."""
     variance = np.maximum(0, square - mean**2)
     variance = (1 - SHRINKAGE) * variance + SHRINKAGE * variance.mean()
     if not bias:
-        return np.diag(1 / (variance + mean**2 + DAMPING))
-    root = np.diag(1 / np.sqrt(variance + DAMPING))
+        return np.diag(1 / (variance + mean**2 + damping))
+    root = np.diag(1 / np.sqrt(variance + damping))
     w = np.block([[root, np.zeros((len(mean), 1))], [-mean[None] @ root, np.ones((1, 1))]])
     return w @ w.T
 
 
 def conjugate_gradients(m, g, p, start) -> np.ndarray:
-    """Two steps of the textbook, started from the best multiple of `start`."""
-    if np.any(start):
-        start = start * (start * g).sum() / (start * (m @ start)).sum()
+    """Two steps of the textbook."""
     h, residual = start, g - m @ start
     preconditioned = p @ residual
     search = preconditioned
@@ -116,6 +114,10 @@ def conjugate_gradients(m, g, p, start) -> np.ndarray:
         preconditioned = p @ residual
         search = preconditioned + (residual * preconditioned).sum() / before * search
     return h
+
+
+def best_multiple(m, g, start) -> np.ndarray:
+    return start * (start * g).sum() / (start * (m @ start)).sum() if np.any(start) else start
 
 
 class ByHand(NamedTuple):
@@ -139,8 +141,13 @@ def step_by_hand(thetas, gradients, directions, rate, decay, min_norm) -> tuple[
     }
 
 
-def algorithm2_by_hand(bias: bool, min_norm=1e-2, rates=(RATE,) * STEPS, steps=STEPS) -> ByHand:
-    """The paper's Algorithm 2, with the numbers of its author's code."""
+def algorithm2_by_hand(
+    bias: bool, min_norm=1e-2, rates=(RATE,) * STEPS, steps=STEPS, careful=False
+) -> ByHand:
+    """The paper's Algorithm 2, with the numbers of its author's code.
+
+    A careful one scales the start of conjugate gradients, and adds the damping to P.
+    """
     thetas, history, diagnostics = to_matrices(make_params(bias)), [], {}
     gradient_emas = [Ema(0.9), Ema(0.9)]
     mean_emas, square_emas = [Ema(0.9), Ema(0.9)], [Ema(0.999), Ema(0.999)]
@@ -152,7 +159,10 @@ def algorithm2_by_hand(bias: bool, min_norm=1e-2, rates=(RATE,) * STEPS, steps=S
         for i, x in enumerate(features):
             mean = mean_emas[i](x.mean(0))
             square = square_emas[i]((x * x).mean(0))
-            p, m = preconditioner(mean, square, bias), metric(x, bias, DAMPING)
+            p = preconditioner(mean, square, bias, DAMPING if careful else 0.0)
+            m = metric(x, bias, DAMPING)
+            if careful:
+                directions[i] = best_multiple(m, gradients[i], directions[i])
             directions[i] = conjugate_gradients(m, gradients[i], p, directions[i])
             errors.append(relative_error(m, directions[i], gradients[i]))
         thetas, diagnostics = step_by_hand(thetas, gradients, directions, rate, 1e-4, min_norm)
@@ -237,6 +247,13 @@ def test_algorithm2_line_by_line(bias):
     assert not expected.diagnostics["capped"]
     assert max(expected.diagnostics["residuals"].values()) > 1e-3  # two steps are not many
     assert_same(train(partial(lnb.algorithm2, RATE), make_params(bias)), expected)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_algorithm2_with_careful_conjugate_gradients(bias):
+    make_optimizer = partial(lnb.algorithm2, RATE, solver=lnb.CG())
+    expected = algorithm2_by_hand(bias, careful=True)
+    assert_same(train(make_optimizer, make_params(bias)), expected)
 
 
 def test_algorithm2_with_a_schedule_and_a_large_min_norm():

@@ -132,14 +132,16 @@ def algorithm2(
     learning_rate: optax.ScalarOrSchedule,
     neurons: Neurons,
     *,
-    solver: Solver = CG(),
+    solver: Solver = CG(careful=False),
     gradient_decay: ArrayLike = 0.9,
     damping: ArrayLike = 0.1,
     min_norm: ArrayLike = 1e-2,
     weight_decay: float | Array = 1e-4,
     weight_decay_mask: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Online Linear Neuron Boosting: the paper's Algorithm 2.
+    """Online Linear Neuron Boosting: the paper's Algorithm 2, as printed.
+
+    What the paper leaves open is as in its author's code: decays, damping, the shrinkage of P.
 
     Args:
       learning_rate: the paper's square root of epsilon, a number or a schedule.

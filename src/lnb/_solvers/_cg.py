@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from .._metric import Theta, diagonal_moments
+from .._metric import Absolute, Theta, diagonal_moments
 from .._numerics import ratio
 from ._protocol import Solver, check_settings
 from ._running import Running
@@ -33,12 +33,16 @@ class CG(Solver):
       mean_decay: decay of the running mean :math:`\mu`.
       second_decay: decay of the running second moment :math:`\chi`.
       shrinkage: how far the variances in P are moved towards their mean.
+      careful: whether to depart from the paper in two ways: the start is scaled to its best
+        multiple, and the damping is added to P too. However stale the start, h . g is then not
+        negative.
     """
 
     steps: int = 2
     mean_decay: float = 0.9
     second_decay: float = 0.999
     shrinkage: float = 0.1
+    careful: bool = True
 
     def __post_init__(self) -> None:
         check_settings(self.mean_decay, self.second_decay)
@@ -55,8 +59,11 @@ class CG(Solver):
 
     def direction(self, neuron, features, gradient, known, memory, damping):
         """Algorithm 2, lines 8 to 10."""
-        system = System.of(neuron, features, known.moments, damping, self.shrinkage)
-        direction, residual = _solve(system, gradient, memory.direction, self.steps)
+        in_p = damping if self.careful else Absolute(0.0)
+        system = System.of(neuron, features, known.moments, damping, in_p, self.shrinkage)
+        start = memory.direction, system.product(memory.direction)
+        start = _best_multiple(gradient, *start) if self.careful else start
+        direction, residual = _solve(system, gradient, *start, self.steps)
         # A branch not taken has no features: M says nothing, P still knows the earlier ones.
         seen = features.count > 0
         direction = optax.tree.where(seen, direction, system.precondition(gradient))
@@ -64,18 +71,23 @@ class CG(Solver):
         return direction, CGMemory(direction, error)
 
 
-def _solve(system: System, gradient: Theta, start: Theta, steps: int) -> tuple[Theta, Theta]:
-    """Conjugate gradients as in any textbook, but for two things.
+def _best_multiple(gradient: Theta, start: Theta, image: Theta) -> tuple[Theta, Theta]:
+    """The multiple of a start at which the quadratic h.Mh / 2 - h.g is lowest, and its image.
 
-    1. The start is scaled to the best multiple of itself. However stale it is, the quadratic
-       h.Mh / 2 - h.g is then at most 0, and stays so as it descends: h.g >= h.Mh / 2 >= 0.
-    2. A ratio whose denominator is 0 is 0, so a zero gradient has a zero direction.
+    There it is at most 0, and stays so as it descends: h.g >= h.Mh / 2 >= 0.
     """
+    scale = ratio(optax.tree.vdot(start, gradient), optax.tree.vdot(start, image))
+    return optax.tree.scale(scale, start), optax.tree.scale(scale, image)
+
+
+def _solve(
+    system: System, gradient: Theta, start: Theta, image: Theta, steps: int
+) -> tuple[Theta, Theta]:
+    """Conjugate gradients as in any textbook. A ratio whose denominator is 0 is 0, so a zero
+    gradient has a zero direction."""
     vdot, add_scale = optax.tree.vdot, optax.tree.add_scale
-    image = system.product(start)
-    scale = ratio(vdot(start, gradient), vdot(start, image))
-    direction, residual = optax.tree.scale(scale, start), add_scale(gradient, -scale, image)
-    search, square = optax.tree.zeros_like(gradient), jnp.zeros_like(scale)
+    direction, residual = start, optax.tree.sub(gradient, image)
+    search, square = optax.tree.zeros_like(gradient), jnp.zeros_like(vdot(start, image))
     for _ in range(steps):
         preconditioned = system.precondition(residual)
         square, previous = vdot(residual, preconditioned), square

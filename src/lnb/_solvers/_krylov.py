@@ -40,7 +40,7 @@ class Krylov(Solver):
         """Algorithm 1, lines 5 and 6."""
         batch: Any = diagonal_moments(features, neuron.layout)
         batch = optax.tree.cast(batch, gradient.weight.dtype)
-        system = System.of(neuron, features, batch, damping)
+        system = System.of(neuron, features, batch, damping, in_p=damping)
         direction, _ = self.solve(system.product, gradient, M=system.precondition)
         # Solvers divide by h.Mh, which is zero for a dead neuron: that one does not move.
         finite = jnp.isfinite(optax.tree.norm(direction))

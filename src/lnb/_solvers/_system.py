@@ -28,12 +28,13 @@ class System(NamedTuple):
         features: Features,
         moments: Moments,
         damping: Damping,
+        in_p: Damping,
         shrinkage: float = 0.0,
     ) -> System:
-        """Algorithm 2, lines 8 and 9; damping and P depend on the moments of the features."""
+        """Algorithm 2, lines 8 and 9; `in_p` is the damping that P has."""
         bias = neuron.bias is not None and neuron.has_matrix  # otherwise there is no mean
         gamma = damping_constant(damping, neuron.kind, moments, bias)
         return cls(
             damped_product(features, gamma, neuron.layout, neuron.bias_layout),
-            preconditioner(neuron.kind, moments, bias, shrinkage, damping).solve,
+            preconditioner(neuron.kind, moments, bias, shrinkage, in_p).solve,
         )
