@@ -34,7 +34,13 @@ class Autoencoder(Experiment):
     presets: ClassVar = {
         "tiny": {"widths": (32, 8), "batch_size": 100, "steps": 20, "evaluate_every": 10},
         "laptop": {"batch_size": 1000, "steps": 120, "evaluate_every": 30},
-        "arena": {"batch_size": 250, "steps": 625, "evaluate_every": 25, "test_examples": 2000},
+        "arena": {
+            "widths": (512, 256, 128, 30),
+            "batch_size": 500,
+            "steps": 800,
+            "evaluate_every": 32,
+            "test_examples": 2000,
+        },
         "paper": {"batch_size": 1000, "steps": 6000, "evaluate_every": 60},
     }
     headline = "error"

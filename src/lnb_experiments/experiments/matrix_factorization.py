@@ -43,7 +43,7 @@ class MatrixFactorization(Experiment):
             "evaluate_every": 10,
         },
         "laptop": {**PAPER, "steps": 500},
-        "arena": {**PAPER, "steps": 2500, "evaluate_every": 100},
+        "arena": {**PAPER, "steps": 3000, "evaluate_every": 120},
         "paper": {**PAPER, "steps": 3000},
     }
     headline = "loss"

@@ -35,8 +35,9 @@ class Mnist(Classification):
         "laptop": {"batch_size": 1000, "steps": 240, "evaluate_every": 30},
         "arena": {
             "depth": 4,
+            "width": 512,
             "inverted": True,
-            "batch_size": 250,
+            "batch_size": 500,
             "steps": 1000,
             "evaluate_every": 40,
             "test_examples": 2000,

@@ -40,8 +40,8 @@ class Tabular(Experiment):
             "steps": 40,
             "evaluate_every": 20,
         },
-        "laptop": {"batch_size": 256, "steps": 1000, "evaluate_every": 100},
-        "arena": {"batch_size": 256, "steps": 5000, "evaluate_every": 200, "test_examples": 2000},
+        "laptop": {"batch_size": 1000, "steps": 1000, "evaluate_every": 100},
+        "arena": {"batch_size": 1000, "steps": 5000, "evaluate_every": 200, "test_examples": 2000},
         "paper": {
             "rows": 500_000,
             "width": 1024,
@@ -54,9 +54,9 @@ class Tabular(Experiment):
     headline = "loss"
     larger_is_better = False
 
-    rows: int = 50_000
+    rows: int = 100_000
     features: int = 40
-    width: int = 512
+    width: int = 256
     depth: int = 3
 
     def load(self, source: Source) -> Data:
