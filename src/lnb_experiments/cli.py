@@ -169,6 +169,9 @@ class Report:
 class List:
     """Show the experiments, optimizers and presets, and what each needs."""
 
+    verbose: bool = False
+    """Say where each optimizer's settings come from."""
+
     def __call__(self, console: Console) -> None:
         for name, kind in EXPERIMENTS.items():
             console.print(f"[bold]{name}[/bold]: {kind.summary}")
@@ -187,6 +190,9 @@ class List:
             low, high = optimizer.rates
             table.add_row(name, optimizer.summary, f"{low:g} to {high:g}")
         console.print(table)
+        for name, optimizer in OPTIMIZERS.items():
+            if self.verbose and optimizer.advice:
+                console.print(f"[bold]{name}[/bold]: {optimizer.advice}", highlight=False)
         console.print(NOTES % (", ".join(SOLVERS), ", ".join(NORMS)))
 
 
