@@ -212,8 +212,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         from_gradients(peers.prodigy),
         (0.1, 10.0),
         advice="Its README: a rate of 1 with a cosine schedule, safeguard_warmup with a warm-up, "
-        "bias correction, weight decay 0.01, and d0 = 1e-4 where the estimate grows too slowly (runs "
-        "here are short). https://github.com/konstmish/prodigy",
+        "bias correction, weight decay 0.01, and d0 = 1e-4 where the estimate grows too slowly "
+        "(runs here are short). https://github.com/konstmish/prodigy",
     ),
     "foof": Optimizer("FOOF: input covariances without biases", related.foof, (0.01, 1.0)),
     "prong": Optimizer(
@@ -230,10 +230,25 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "levenberg-marquardt": Optimizer(
         "damped Gauss-Newton steps, for small problems", related.levenberg_marquardt, (0.3, 1.0)
     ),
+    "natural-gradient": Optimizer(
+        "natural gradient descent, by conjugate gradients",
+        related.natural_gradient,
+        (0.01, 1.0),
+        advice="Martens, ICML 2010: conjugate gradients that begin with the last solution.",
+    ),
     "kfac": Optimizer(
-        "K-FAC by kfac-jax: says which versions it needs (no jax that lnb supports)",
+        "K-FAC, a small one of our own",
         related.kfac,
-        (1e-3, 1e-1),
-        related.check_kfac,
+        (0.003, 0.3),
+        advice="The examples of https://github.com/gpauloski/kfac-pytorch: a rate of 0.1, momentum "
+        "0.9, damping 0.003, averages of 0.95, inverses every 10 steps, kl-clip 0.001. Targets "
+        "drawn from the model: Martens and Grosse 2015, arXiv 1503.05671.",
+    ),
+    "proxprop": Optimizer(
+        "ProxProp: implicit gradient steps of every layer",
+        related.proxprop,
+        (0.005, 0.5),
+        advice="The authors' experiment with an MLP: tau = 0.05, Nesterov's momentum of 0.95, a "
+        "rate of 1 (here 0.05). https://github.com/tfrerix/proxprop",
     ),
 }

@@ -131,8 +131,8 @@ def test_muon_leaves_the_first_convolution_to_adamw():
 
 def test_soap_is_adam_in_a_basis_that_follows_the_gradients(x64):
     b, every = 0.95, 4
+    steps = list(follow(lambda _: scale_by_soap(every=every), steps=12))
     for name in ("weight", "conv", "stack"):
-        steps = follow(lambda _: scale_by_soap(every=every), steps=12)
         m = v = left = right = 0.0
         bases: Any = ()
         for t, (found, state) in enumerate(steps):
@@ -163,9 +163,8 @@ def test_soap_is_adam_in_a_basis_that_follows_the_gradients(x64):
 
 
 def test_soap_leaves_vectors_and_long_sides_to_adam(x64):
+    _, *steps = follow(lambda _: scale_by_soap(max_size=2), steps=5)
     for tree in (lambda t: t["layers"][0]["bias"], lambda t: t["conv"]):
-        steps = follow(lambda _: scale_by_soap(max_size=2), steps=5)
-        next(steps)
         expected = adam((tree(arrays(t)) for t in range(2, 6)), 0.95, 0.95)
         for (found, _), step in zip(steps, expected, strict=True):
             assert_close(tree(found), step, rtol=1e-5)
@@ -179,10 +178,10 @@ def test_shampoo_has_the_length_of_adams_step(x64):
         values = np.maximum(values, 0) + ridge * values[-1]
         return vectors @ np.diag(values**-0.25) @ vectors.T
 
+    steps = list(follow(lambda _: scale_by_shampoo(b1, b2, every=every), steps=8))
     for name in ("weight", "conv", "stack"):
         gradients = [matrices(arrays(t))[name] for t in range(1, 9)]
         m, left, right, roots = 0.0, 0.0, 0.0, None
-        steps = follow(lambda _: scale_by_shampoo(b1, b2, every=every), steps=8)
         grafts = adam(gradients, b1, b2)
         for t, (g, (found, _), graft) in enumerate(zip(gradients, steps, grafts, strict=True), 1):
             m = b1 * m + (1 - b1) * g
@@ -257,10 +256,11 @@ def test_schedule_free_averages_by_the_largest_rate(x64):
     """With a warm-up: the learning rate is another in each step."""
     rates = [0.1, 0.2, 0.3, 0.3, 0.2]
     evaluated = optax.contrib.schedule_free_eval_params
+    steps = list(follow(peers.schedule_free, 5, rates))
     for name, decay in (("weight", 0.08), ("bias", 0.0)):
         x = z = y = arrays(0)["layers"][0][name]
         v, total = 0.0, 0.0
-        for t, (found, state) in enumerate(follow(peers.schedule_free, 5, rates), 1):
+        for t, (found, state) in enumerate(steps, 1):
             g = arrays(t)["layers"][0][name]
             v = 0.9955 * v + 0.0045 * g**2
             z = z - rates[t - 1] * (g / (np.sqrt(v / (1 - 0.9955**t)) + 1e-8) + decay * y)

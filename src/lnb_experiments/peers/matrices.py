@@ -39,7 +39,7 @@ def stack(tree: Any) -> Stacks:
     return {name: jnp.concatenate(group) for name, group in groups.items()}
 
 
-def unstack(stacks: Stacks, like: Any) -> Any:
+def unstack(stacks: Any, like: Any) -> Any:
     """The inverse of `stack`, with the structure of `like`."""
     leaves, structure = jax.tree.flatten(like)
     used = dict.fromkeys(stacks, 0)
