@@ -244,6 +244,13 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "0.9, damping 0.003, averages of 0.95, inverses every 10 steps, kl-clip 0.001. Targets "
         "drawn from the model: Martens and Grosse 2015, arXiv 1503.05671.",
     ),
+    "tensor-normal": Optimizer(
+        "tensor normal training: the Fisher matrix from shapes alone",
+        related.tensor_normal,
+        (0.003, 0.3),
+        advice="Ren and Goldfarb 2021, arXiv 2106.02925, for the method. The settings are K-FAC's "
+        "here, not the authors'.",
+    ),
     "proxprop": Optimizer(
         "ProxProp: implicit gradient steps of every layer",
         related.proxprop,

@@ -11,6 +11,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import lnb
+from lnb._metric import Theta
 from lnb_experiments import related
 from lnb_experiments.data import types
 from lnb_experiments.method import Problem
@@ -18,6 +19,8 @@ from lnb_experiments.related.fisher import sampled_loss
 from lnb_experiments.related.kfac import measure
 from lnb_experiments.related.levenberg_marquardt import gauss_newton
 from lnb_experiments.related.regressions import Regression, regressions
+from lnb_experiments.related.tensor_normal import invert, solve
+from lnb_experiments.related.whitening import Whitening
 
 N, D, H, OUT = 64, 5, 7, 3
 
@@ -501,6 +504,77 @@ def test_natural_gradient_is_by_the_fisher_matrix(x64):
     assert_close(ravel_pytree(step_of(make, params, batch))[0], expected, rtol=1e-5)
 
 
+def test_tensor_normal_finds_both_covariances(x64):
+    """Of a matrix that is tensor normal, from its exact moments; and a vector's own."""
+    rng = np.random.default_rng(0)
+    roots = [rng.normal(size=(n, n)) for n in (4, 3)]
+    u, v = (root @ root.T for root in roots)
+    exact = [jnp.asarray(u * np.trace(v))[None], jnp.asarray(v * np.trace(u))[None]]
+    g = rng.normal(size=(1, 4, 3))
+    expected = np.linalg.solve(np.kron(u, v), g.ravel())
+    inverses = invert(exact, 0.0)
+    assert_close(solve(inverses, jnp.asarray(g)).ravel(), expected)
+    means = [np.linalg.eigvalsh(np.linalg.inv(x[0])).mean() for x in inverses]
+    assert_close(*means)
+    inverses = invert([jnp.asarray(u)[None]], 0.1)
+    expected = np.linalg.solve(u + 0.1 * np.eye(4), g[0, :, 0])
+    assert_close(solve(inverses, jnp.asarray(g[:, :, 0]))[0], expected)
+
+
+def test_tensor_normal_by_its_equations(x64):
+    """One step: gradients of drawn classes, their second moments, inverses with damping."""
+    params, batch = network()
+    problem, damping = Problem(outputs, cross_entropy), 0.01
+    make = lambda _, *args: related.tensor_normal(problem, *args, damping=damping, kl_clip=1e9)
+    found = step_of(make, params, batch)
+    labels = jax.random.categorical(
+        jax.random.fold_in(jax.random.key(0), 0), outputs(params, batch)
+    )
+    drawn = lambda p: optax.softmax_cross_entropy_with_integer_labels(outputs(p, batch), labels)
+    drawn = jax.grad(lambda p: drawn(p).mean())(params)
+    gradient = jax.grad(problem.loss)(params, batch, None)
+    g, s = np.asarray(gradient["w1"]), N**0.5 * np.asarray(drawn["w1"])
+    total = np.sum(s**2)
+    u, v = s @ s.T * np.sqrt(D / H / total), s.T @ s * np.sqrt(H / D / total)
+    u, v = u + np.sqrt(damping) * np.eye(D), v + np.sqrt(damping) * np.eye(H)
+    assert_close(found["w1"], np.linalg.solve(u, g) @ np.linalg.inv(v))
+    g, s = np.asarray(gradient["b1"]), N**0.5 * np.asarray(drawn["b1"])
+    assert_close(found["b1"], np.linalg.solve(np.outer(s, s) + damping * np.eye(H), g))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_diagonal_whitening_is_batch_normalisation_before_the_weights(x64, bias):
+    """The paper, "Function Space Optimization and Whitening": descent on the parameters phi of
+    x -> phi^T (x - mu) / sigma, with statistics of the batch, is preconditioned by W W^T."""
+    params, batch = network(bias)
+    x = np.asarray(batch.inputs)
+    mean = x.mean(0) if bias else np.zeros(D)
+    std = np.sqrt(np.mean((x - mean) ** 2, axis=0))
+    normalised = examples(jnp.asarray((x - mean) / std), batch.targets)
+    phi = {**params, "w1": params["w1"] * jnp.asarray(std)[:, None]}
+    if bias:
+        phi["b1"] = params["b1"] + jnp.asarray(mean) @ params["w1"]
+    assert_close(outputs(phi, normalised), outputs(params, batch))
+    after = jax.tree.map(lambda p, g: p - 0.1 * g, phi, GRADIENT(phi, normalised, None))
+    theta = {"w1": np.asarray(after["w1"]) / std[:, None]}
+    if bias:
+        theta["b1"] = np.asarray(after["b1"]) - mean @ theta["w1"]
+    whitening = Whitening(*(jnp.asarray(a)[None] for a in (mean, std, 1 / std)))
+    gradient = {name: np.asarray(g) for name, g in GRADIENT(params, batch, None).items()}
+    # W^T g, then W of it.
+    inner = Theta(
+        jnp.asarray(
+            (gradient["w1"] - (np.outer(mean, gradient["b1"]) if bias else 0)) / std[:, None]
+        )[None],
+        jnp.asarray(gradient["b1"])[None] if bias else None,
+    )
+    direction = whitening.theta(inner)
+    assert_close(theta["w1"], np.asarray(params["w1"]) - 0.1 * np.asarray(direction.weight[0]))
+    if bias:
+        assert direction.bias is not None
+        assert_close(theta["b1"], np.asarray(params["b1"]) - 0.1 * np.asarray(direction.bias[0]))
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("tau", [0.05, 1e-9, 1e9])
 def test_proxprop_is_between_the_gradient_and_boosting(x64, bias, tau):
@@ -529,6 +603,7 @@ METHODS = {
     related.levenberg_marquardt: 1.0,
     related.natural_gradient: 0.3,
     related.kfac: 0.1,
+    related.tensor_normal: 0.1,
     related.proxprop: 0.02,
 }
 

@@ -8,3 +8,4 @@ from .locoprop import locoprop as locoprop
 from .natural_gradient import natural_gradient as natural_gradient
 from .prong import prong as prong
 from .proxprop import proxprop as proxprop
+from .tensor_normal import tensor_normal as tensor_normal

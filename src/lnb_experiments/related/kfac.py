@@ -107,7 +107,7 @@ def kfac(
             lambda: state.inverses,
         )
         directions = {name: solve(inverses[name], theta) for name, theta in thetas.items()}
-        scale = _clip(thetas, directions, learning_rate, kl_clip)
+        scale = clip(thetas, directions, learning_rate, kl_clip)
         directions = jax.tree.map(lambda x: scale.astype(x.dtype) * x, directions)
         directions = direct(neurons, gradients, directions)
         trace = jax.tree.map(lambda m, d: momentum * m + d, state.momentum, directions)
@@ -155,9 +155,9 @@ def solve(inverses: Factors, gradient: Theta) -> Theta:
     return Theta(rows, None) if bias is None else Theta(rows[:, :-1], rows[:, -1])
 
 
-def _clip(thetas: Any, directions: Any, learning_rate: Any, kl_clip: float) -> Array:
+def clip(gradients: Any, directions: Any, learning_rate: Any, kl_clip: float) -> Array:
     """min(1, sqrt(kl_clip / (rate^2 v . F v))), where v = F^-1 g makes v . F v = v . g."""
-    size = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, thetas, directions)), jnp.zeros(()))
+    size = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradients, directions)), jnp.zeros(()))
     size = jnp.asarray(learning_rate, size.dtype) ** 2 * size
     return jnp.minimum(1.0, jnp.sqrt(kl_clip / jnp.maximum(size, jnp.finfo(size.dtype).tiny)))
 
