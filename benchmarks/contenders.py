@@ -10,7 +10,7 @@ import optax
 
 import lnb
 from lnb._optimizer import ScaleByLNBState
-from lnb_experiments.optimizers import muon
+from lnb_experiments.peers import muon
 
 from .workloads import Workload
 

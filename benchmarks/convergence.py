@@ -48,8 +48,8 @@ def converge(
         examples = experiment.load(source).train.take(slice(0, EXAMPLES[name]))
         for full in (True, False):
             console.print(f"{name}, norm={norm!r}, full statistics: {full} ...", style="dim")
-            init, step, _ = make_method(experiment, examples, norm, full)
-            programs = init, jax.jit(partial(step, rate), donate_argnums=(0, 1))
+            method = make_method(experiment, examples, norm, full)
+            programs = method.init, jax.jit(partial(method.step, rate), donate_argnums=(0, 1))
             for seed in range(seeds):
                 losses = train(experiment, examples, seed, programs)
                 runs.append(Losses(name, norm, full, seed, losses))

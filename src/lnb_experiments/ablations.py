@@ -23,8 +23,8 @@ def adam_rest(learning_rate, neurons: lnb.Neurons, *, ratio: float = 0.1, biases
       ratio: of Adam's learning rate to that of LNB.
       biases: whether Adam has the biases of matrices too. Their neurons are centred all the same.
     """
-    solved = {n.weight for n in neurons if n.kind in MATRICES}
-    solved |= set() if biases else {n.bias for n in neurons if n.kind in MATRICES}
+    matrices = [n for n in neurons if n.kind in MATRICES and n.has_matrix]  # none tied
+    solved = {n.weight for n in matrices} | (set() if biases else {n.bias for n in matrices})
     adam = optax.adamw(ratio * learning_rate, b2=0.99, weight_decay=0.0)
     return chosen(solved, lnb.lnb(learning_rate, neurons), adam)
 

@@ -187,6 +187,9 @@ class Report:
 class List:
     """Show the experiments, optimizers and presets, and what each needs."""
 
+    verbose: bool = False
+    """Say where each optimizer's settings come from."""
+
     def __call__(self, console: Console) -> None:
         for name, kind in EXPERIMENTS.items():
             console.print(f"[bold]{name}[/bold]: {kind.summary}")
@@ -200,11 +203,14 @@ class List:
                 console.print(f"  learning rates of its own: {', '.join(ranges)}")
         table = Table("optimizer", "what", "learning rates", title="Optimizers")
         for name, optimizer in OPTIMIZERS.items():
-            if ":" in name:
+            if {":", "+"} & {*name}:
                 continue
             low, high = optimizer.rates
             table.add_row(name, optimizer.summary, f"{low:g} to {high:g}")
         console.print(table)
+        for name, optimizer in OPTIMIZERS.items():
+            if self.verbose and optimizer.advice:
+                console.print(f"[bold]{name}[/bold]: {optimizer.advice}", highlight=False)
         console.print(NOTES % (", ".join(SOLVERS), ", ".join(NORMS)))
 
 

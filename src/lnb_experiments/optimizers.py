@@ -12,7 +12,8 @@ import optax
 
 import lnb
 
-from . import related
+from . import peers, related
+from .ablations import ABLATIONS
 from .experiment import Experiment
 from .folder import RunError
 from .method import MakeMethod, Method, Problem
@@ -27,6 +28,7 @@ class Optimizer:
       make: makes its method for a problem.
       check: raises an error where it cannot run at all.
       anneals: whether a schedule that ends at zero suits it; some methods ask for none.
+      advice: where its settings come from: a paper, a README, the documentation of a package.
       rates: the lowest and the highest learning rate of its search space: two decades for all but
         Levenberg-Marquardt, whose step has a length of its own. A run that names no learning rate
         has the one in the middle.
@@ -37,6 +39,7 @@ class Optimizer:
     rates: tuple[float, float]
     check: Callable[[], Any] = lambda: None
     anneals: bool = True
+    advice: str = ""
 
 
 def rate_range(experiment: Experiment, optimizer: str) -> tuple[float, float]:
@@ -55,7 +58,10 @@ def two_digits(rate: float) -> float:
     return float(f"{rate:.1e}")
 
 
-def from_gradients(make: Callable[[Any], optax.GradientTransformation]) -> MakeMethod:
+def from_gradients(
+    make: Callable[[Any], optax.GradientTransformation],
+    evaluated: Callable[[Any, Any], Any] = lambda params, state: params,
+) -> MakeMethod:
     """A transformation of gradients, given the learning rate."""
 
     def make_method(problem: Problem, *_) -> Method:
@@ -64,7 +70,7 @@ def from_gradients(make: Callable[[Any], optax.GradientTransformation]) -> MakeM
             updates, state = make(learning_rate).update(gradients, state, params)
             return optax.apply_updates(params, updates), state, loss
 
-        return Method(make(0.0).init, step)
+        return Method(make(0.0).init, step, evaluated)
 
     return make_method
 
@@ -92,22 +98,6 @@ def from_features(
     return make_method
 
 
-def muon(learning_rate) -> optax.GradientTransformation:
-    """Muon, which also takes stacks of matrices and convolutions (height, width, inputs, outputs).
-
-    Its own default takes only arrays of two axes for matrices.
-    """
-
-    def as_matrix(weight):
-        dims = optax.contrib.MuonDimensionNumbers
-        return {2: dims(0, 1), 3: dims(1, 2), 4: dims((0, 1, 2), 3)}.get(weight.ndim)
-
-    def dimension_numbers(params):
-        return jax.tree.map(as_matrix, params)
-
-    return optax.contrib.muon(learning_rate, muon_weight_dimension_numbers=dimension_numbers)
-
-
 SOLVERS = {
     "cholesky": lnb.Cholesky(),
     "cg": lnb.CG(),
@@ -131,8 +121,17 @@ def _variants() -> dict[str, Optimizer]:
     return variants
 
 
+def _ablations() -> dict[str, Optimizer]:
+    """`lnb+adam-rest` and so on: the defaults, with one thing changed."""
+    return {
+        f"lnb+{name}": Optimizer(f"LNB with {name}", from_features(make), (0.003, 0.3))
+        for name, make in ABLATIONS.items()
+    }
+
+
 OPTIMIZERS: dict[str, Optimizer] = {
     **_variants(),
+    **_ablations(),
     "lnb-damped": Optimizer(
         "Linear Neuron Boosting with damping=100, which keeps it from fitting noise",
         from_features(partial(lnb.lnb, damping=100.0)),
@@ -152,10 +151,81 @@ OPTIMIZERS: dict[str, Optimizer] = {
         "gradient descent with a momentum of 0.9",
         from_gradients(partial(optax.sgd, momentum=0.9)),
         (0.01, 1.0),
+        advice="Sutskever et al., ICML 2013: a momentum of 0.9 or more.",
     ),
-    "adam": Optimizer("optax.adam", from_gradients(optax.adam), (1e-4, 1e-2)),
-    "adamw": Optimizer("optax.adamw", from_gradients(optax.adamw), (1e-4, 1e-2)),
-    "muon": Optimizer("optax.contrib.muon", from_gradients(muon), (1e-3, 1e-1)),
+    "adam": Optimizer(
+        "optax.adam with its defaults",
+        from_gradients(optax.adam),
+        (1e-4, 1e-2),
+        advice="Kingma and Ba 2015, arXiv 1412.6980: b1 = 0.9, b2 = 0.999, a rate of 0.001.",
+    ),
+    "adamw": Optimizer(
+        "AdamW, weight decay of matrices only",
+        from_gradients(peers.adamw),
+        (1e-4, 1e-2),
+        advice="nanoGPT, config/train_shakespeare_char.py (a small run): b2 = 0.99, a rate of "
+        "0.001; train.py: weight decay 0.1, arrays of two and more axes only (it also clips "
+        "gradients, which is left out here). https://github.com/karpathy/nanoGPT",
+    ),
+    "nadamw": Optimizer(
+        "AdamW with Nesterov's momentum",
+        from_gradients(peers.nadamw),
+        (1e-4, 1e-2),
+        advice="AdamW's settings. AlgoPerf's own baseline: Kasimbeg et al. 2025, arXiv 2505.24005.",
+    ),
+    "muon": Optimizer(
+        "Muon for hidden weights, AdamW for all else",
+        from_gradients(peers.muon),
+        (3e-4, 3e-2),
+        advice="Its README: embeddings, the first convolution, the head, gains and biases by AdamW "
+        "with b2 = 0.95; Nesterov, 0.95, 5 iterations. https://github.com/KellerJordan/Muon. One "
+        "rate for both by an RMS of 0.2, weight decay 0.1: Liu et al. 2025, arXiv 2502.16982. A "
+        "dense first layer counts as hidden here.",
+    ),
+    "soap": Optimizer(
+        "SOAP: Adam in the eigenbasis of Shampoo",
+        from_gradients(peers.soap),
+        (3e-4, 3e-2),
+        advice="Its README: a rate of 0.003, betas (0.95, 0.95), weight decay 0.01, a new basis "
+        "every 10 steps; the code skips the first step. https://github.com/nikhilvyas/SOAP",
+    ),
+    "psgd": Optimizer(
+        "PSGD Kron: a learned triangular preconditioner",
+        from_gradients(peers.psgd),
+        (3e-5, 3e-3),
+        advice="The README of psgd-jax: weight decay like Adam's, a rate somewhat smaller; update "
+        "probabilities, momentum and all else by its defaults. distributed-kron, its successor, "
+        "has a default rate of 0.0003. https://github.com/evanatyourservice/psgd_jax",
+    ),
+    "schedule-free": Optimizer(
+        "schedule-free AdamW, tested at the average",
+        from_gradients(
+            peers.schedule_free,
+            lambda params, state: optax.contrib.schedule_free_eval_params(state, params),
+        ),
+        (3e-4, 3e-2),
+        anneals=False,
+        advice="Its README: warm-up and no schedule, b1 = 0.9, rates 1 to 10 times AdamW's. "
+        "https://github.com/facebookresearch/schedule_free. b2 = 0.9955 and weight decay 0.08 are "
+        "those of its submission that won AlgoPerf 2024 (arXiv 2502.15015), at a rate of 0.0025.",
+    ),
+    "shampoo": Optimizer(
+        "Shampoo, as long a step as AdamW's",
+        from_gradients(peers.shampoo),
+        (1e-4, 1e-2),
+        advice="The README of PyTorch's Distributed Shampoo: AdamW's own settings, grafted from "
+        "Adam, begins with AdamW's steps. https://github.com/facebookresearch/optimizers. A ridge "
+        "of 1e-6: the JAX version of Anil et al. 2020, arXiv 2002.09018. Roots every 10 steps, as "
+        "runs here are short.",
+    ),
+    "prodigy": Optimizer(
+        "Prodigy, which finds its learning rate by itself",
+        from_gradients(peers.prodigy),
+        (0.1, 10.0),
+        advice="Its README: a rate of 1 with a cosine schedule, safeguard_warmup with a warm-up, "
+        "bias correction, weight decay 0.01, and d0 = 1e-4 where the estimate grows too slowly "
+        "(runs here are short). https://github.com/konstmish/prodigy",
+    ),
     "foof": Optimizer("FOOF: input covariances without biases", related.foof, (0.01, 1.0)),
     "prong": Optimizer(
         "PRONG: gradient descent on the whitened network", related.prong, (0.03, 3.0)
@@ -171,11 +241,33 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "levenberg-marquardt": Optimizer(
         "damped Gauss-Newton steps, for small problems", related.levenberg_marquardt, (0.3, 1.0)
     ),
+    "natural-gradient": Optimizer(
+        "natural gradient descent, by conjugate gradients",
+        related.natural_gradient,
+        (0.01, 1.0),
+        advice="Martens, ICML 2010: conjugate gradients that begin with the last solution.",
+    ),
     "kfac": Optimizer(
-        "K-FAC by kfac-jax: says which versions it needs (no jax that lnb supports)",
+        "K-FAC, a small one of our own",
         related.kfac,
-        (1e-3, 1e-1),
-        related.check_kfac,
+        (0.003, 0.3),
+        advice="The examples of https://github.com/gpauloski/kfac-pytorch: a rate of 0.1, momentum "
+        "0.9, damping 0.003, averages of 0.95, inverses every 10 steps, kl-clip 0.001. Targets "
+        "drawn from the model: Martens and Grosse 2015, arXiv 1503.05671.",
+    ),
+    "tensor-normal": Optimizer(
+        "tensor normal training: the Fisher matrix from shapes alone",
+        related.tensor_normal,
+        (0.003, 0.3),
+        advice="Ren and Goldfarb 2021, arXiv 2106.02925, for the method. The settings are K-FAC's "
+        "here, not the authors'.",
+    ),
+    "proxprop": Optimizer(
+        "ProxProp: implicit gradient steps of every layer",
+        related.proxprop,
+        (0.005, 0.5),
+        advice="The authors' experiment with an MLP: tau = 0.05, Nesterov's momentum of 0.95, a "
+        "rate of 1 (here 0.05). https://github.com/tfrerix/proxprop",
     ),
 }
 
@@ -183,7 +275,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 def check_optimizer(name: str) -> None:
     """Raises an error where there is no such optimizer, or where it cannot run."""
     if name not in OPTIMIZERS:
-        known = ", ".join(name for name in OPTIMIZERS if ":" not in name)
+        known = ", ".join(name for name in OPTIMIZERS if not {":", "+"} & {*name})
         raise RunError(
             f"There is no optimizer {name!r}. There are {known}; and lnb:SOLVER, lnb:NORM and "
             f"lnb:SOLVER:NORM with the solvers {', '.join(SOLVERS)} and the norms "

@@ -11,11 +11,16 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import lnb
+from lnb._metric import Theta
 from lnb_experiments import related
 from lnb_experiments.data import types
-from lnb_experiments.method import MethodError, Problem
+from lnb_experiments.method import Problem
+from lnb_experiments.related.fisher import sampled_loss
+from lnb_experiments.related.kfac import measure
 from lnb_experiments.related.levenberg_marquardt import gauss_newton
-from lnb_experiments.related.regressions import regressions
+from lnb_experiments.related.regressions import Regression, regressions
+from lnb_experiments.related.tensor_normal import invert, solve
+from lnb_experiments.related.whitening import Whitening
 
 N, D, H, OUT = 64, 5, 7, 3
 
@@ -374,10 +379,218 @@ def test_levenberg_marquardt_says_what_is_too_large():
         related.levenberg_marquardt(PROBLEM, params, None, None, solver="dense")
 
 
-def test_kfac_says_what_it_needs():
+def cross_entropy(outputs, batch):
+    """Of classes, the largest of the targets."""
+    labels = jnp.argmax(batch.targets, axis=-1)
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_kfac_by_its_equations(x64, bias):
+    """Two steps, with classes drawn from the model for G: a = [x, 1], g = p - e_y."""
+    params, batch = network(bias)
+    problem, damping, decay = Problem(outputs, cross_entropy), 0.01, 0.95
+    method = related.kfac(problem, params, batch, None, damping=damping, every=1, kl_clip=1e9)
+    step, state = jax.jit(method.step), method.init(params)
+    gradient, averages, trace = jax.jit(jax.grad(problem.loss)), {}, dict.fromkeys(params, 0.0)
+    for t in range(2):
+        x = np.asarray(batch.inputs)
+        hidden = np.tanh(x @ np.asarray(params["w1"]) + np.asarray(params.get("b1", np.zeros(H))))
+        out = outputs(params, batch)
+        draw = jax.random.fold_in(jax.random.key(0), t)
+        drawn = np.eye(OUT)[np.asarray(jax.random.categorical(draw, out))]
+        g2 = np.asarray(jax.nn.softmax(out)) - drawn
+        g1 = (g2 @ np.asarray(params["w2"]).T) * (1 - hidden**2)
+        gradients = {k: np.asarray(v) for k, v in gradient(params, batch, None).items()}
+        for i, (a, g) in enumerate(((x, g1), (hidden, g2)), 1):
+            a = np.hstack([a, np.ones((N, int(bias)))])
+            new = a.T @ a / N, g.T @ g / N
+            old = averages.get(i, new)
+            weight = (1 - decay) / (1 - decay ** (t + 1))
+            averages[i] = tuple(
+                (1 - weight) * o + weight * n for o, n in zip(old, new, strict=True)
+            )
+            A, G = averages[i]
+            pi = np.sqrt((np.trace(A) / len(A)) / (np.trace(G) / len(G)))
+            v = np.vstack(
+                [gradients[f"w{i}"], gradients[f"b{i}"][None]] if bias else [gradients[f"w{i}"]]
+            )
+            v = np.linalg.solve(A + pi * np.sqrt(damping) * np.eye(len(A)), v)
+            v = v @ np.linalg.inv(G + np.sqrt(damping) / pi * np.eye(len(G)))
+            trace[f"w{i}"] = 0.9 * trace[f"w{i}"] + v[: len(gradients[f"w{i}"])]
+            if bias:
+                trace[f"b{i}"] = 0.9 * trace[f"b{i}"] + v[-1]
+        expected = {name: np.asarray(p) - 0.1 * trace[name] for name, p in params.items()}
+        params, state, _ = step(0.1, params, state, batch, None)
+        assert_close(params, expected)
+
+
+def test_kfac_clips_the_step(x64):
     params, batch = network()
-    with pytest.raises(MethodError, match=r"kfac-jax 0\.0\.8.*jax 0\.6\.2"):
-        related.kfac(PROBLEM, params, batch, None)
+    problem = Problem(outputs, cross_entropy)
+    far, near = (
+        step_of(lambda _, *args, **kw: related.kfac(problem, *args, **kw), params, batch, kl_clip=c)
+        for c in (1e9, 1e-3)
+    )
+    gradient = jax.grad(problem.loss)(params, batch, None)
+    size = sum(np.sum(far[name] * np.asarray(gradient[name])) for name in params)
+    assert size > 1e-3
+    assert_close(near, jax.tree.map(lambda x: x * np.sqrt(1e-3 / size), far))
+
+
+@pytest.mark.parametrize("loss", [objective, cross_entropy])
+def test_drawn_targets_have_the_fisher_matrix(x64, loss):
+    """N times the second moment of their mean gradient is the Gauss-Newton matrix."""
+    params, batch = network(bias=False)
+    problem = Problem(outputs, loss)
+    drawn = sampled_loss(problem, params, batch, None)
+    flat, unravel = ravel_pytree(params)
+
+    @jax.jit
+    def gradients(keys):
+        gradient = jax.grad(lambda v, draw: drawn(unravel(v), batch, None, draw))
+        return jax.vmap(lambda draw: gradient(flat, draw))(keys)
+
+    g = np.asarray(gradients(jax.random.split(jax.random.key(0), 4000)))
+    _, _, product = gauss_newton(problem, unravel, flat, batch, None)
+    matrix = np.asarray(jax.vmap(product)(jnp.eye(flat.size)))
+    assert np.linalg.norm(N * g.T @ g / 4000 - matrix) < 0.15 * np.linalg.norm(matrix)
+    assert np.abs(g.mean(0)).max() < 5 * np.abs(g).std() / 4000**0.5
+
+
+def test_kfac_takes_convolutions_and_leaves_lookups(x64):
+    """F of a convolution: a sum over positions of a a^T, a mean of g g^T (Grosse and Martens)."""
+    rng = np.random.default_rng(0)
+    x, errors = rng.normal(size=(1, 4 * 9, 6)), rng.normal(size=(1, 4 * 9, 3))  # 4 images, 9 pixels
+    found = measure(Regression(jnp.asarray(x), 36 / 4 * jnp.asarray(errors)), False, 4)
+    omega, gamma = x[0].T @ x[0] / 4, errors[0].T @ errors[0] / 36
+    assert_close(np.kron(found.inputs[0], found.outputs[0]), np.kron(omega, gamma))
+    shapes = {"embedding": (11, 4), "k": (2, 4, 6), "c": (6,)}
+    params = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+
+    def predict(params, batch, key):
+        tokens = params["embedding"][batch.inputs]
+        y = jax.lax.conv_general_dilated(
+            tokens, params["k"], (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+        )
+        return y + params["c"][None, None, :]
+
+    labels = optax.softmax_cross_entropy_with_integer_labels
+    problem = Problem(predict, lambda y, batch: labels(y, batch.targets).mean())
+    batch = examples(
+        jnp.asarray(rng.integers(11, size=(8, 5))), jnp.asarray(rng.integers(6, size=(8, 5)))
+    )
+    method = related.kfac(problem, params, batch, None)
+    state, first = method.init(params), problem.loss(params, batch, None)
+    assert list(state.factors) == ["k"]
+    for _ in range(10):
+        params, state, loss = jax.jit(method.step)(0.1, params, state, batch, None)
+    assert loss < 0.9 * first
+
+
+def test_natural_gradient_is_by_the_fisher_matrix(x64):
+    """E[grad log p(y) grad log p(y)^T] over the model's own classes y, written out."""
+    params, batch = network()
+    problem = Problem(outputs, cross_entropy)
+    flat, unravel = ravel_pytree(params)
+    logs = lambda v: jax.nn.log_softmax(outputs(unravel(v), batch))
+    scores = np.asarray(jax.jit(jax.jacobian(logs))(flat))
+    fisher = np.einsum("iy,iya,iyb->ab", np.exp(logs(flat)), scores, scores) / N
+    gradient = ravel_pytree(jax.grad(problem.loss)(params, batch, None))[0]
+    expected = np.linalg.solve(fisher + 0.01 * np.eye(flat.size), gradient)
+    make = lambda _, *args: related.natural_gradient(
+        problem, *args, damping=0.01, cg_steps=1000, tolerance=1e-12
+    )
+    assert_close(ravel_pytree(step_of(make, params, batch))[0], expected, rtol=1e-5)
+
+
+def test_tensor_normal_finds_both_covariances(x64):
+    """Of a matrix that is tensor normal, from its exact moments; and a vector's own."""
+    rng = np.random.default_rng(0)
+    roots = [rng.normal(size=(n, n)) for n in (4, 3)]
+    u, v = (root @ root.T for root in roots)
+    exact = [jnp.asarray(u * np.trace(v))[None], jnp.asarray(v * np.trace(u))[None]]
+    g = rng.normal(size=(1, 4, 3))
+    expected = np.linalg.solve(np.kron(u, v), g.ravel())
+    inverses = invert(exact, 0.0)
+    assert_close(solve(inverses, jnp.asarray(g)).ravel(), expected)
+    means = [np.linalg.eigvalsh(np.linalg.inv(x[0])).mean() for x in inverses]
+    assert_close(*means)
+    inverses = invert([jnp.asarray(u)[None]], 0.1)
+    expected = np.linalg.solve(u + 0.1 * np.eye(4), g[0, :, 0])
+    assert_close(solve(inverses, jnp.asarray(g[:, :, 0]))[0], expected)
+
+
+def test_tensor_normal_by_its_equations(x64):
+    """One step: gradients of drawn classes, their second moments, inverses with damping."""
+    params, batch = network()
+    problem, damping = Problem(outputs, cross_entropy), 0.01
+    make = lambda _, *args: related.tensor_normal(problem, *args, damping=damping, kl_clip=1e9)
+    found = step_of(make, params, batch)
+    labels = jax.random.categorical(
+        jax.random.fold_in(jax.random.key(0), 0), outputs(params, batch)
+    )
+    drawn = lambda p: optax.softmax_cross_entropy_with_integer_labels(outputs(p, batch), labels)
+    drawn = jax.grad(lambda p: drawn(p).mean())(params)
+    gradient = jax.grad(problem.loss)(params, batch, None)
+    g, s = np.asarray(gradient["w1"]), N**0.5 * np.asarray(drawn["w1"])
+    total = np.sum(s**2)
+    u, v = s @ s.T * np.sqrt(D / H / total), s.T @ s * np.sqrt(H / D / total)
+    u, v = u + np.sqrt(damping) * np.eye(D), v + np.sqrt(damping) * np.eye(H)
+    assert_close(found["w1"], np.linalg.solve(u, g) @ np.linalg.inv(v))
+    g, s = np.asarray(gradient["b1"]), N**0.5 * np.asarray(drawn["b1"])
+    assert_close(found["b1"], np.linalg.solve(np.outer(s, s) + damping * np.eye(H), g))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_diagonal_whitening_is_batch_normalisation_before_the_weights(x64, bias):
+    """The paper, "Function Space Optimization and Whitening": descent on the parameters phi of
+    x -> phi^T (x - mu) / sigma, with statistics of the batch, is preconditioned by W W^T."""
+    params, batch = network(bias)
+    x = np.asarray(batch.inputs)
+    mean = x.mean(0) if bias else np.zeros(D)
+    std = np.sqrt(np.mean((x - mean) ** 2, axis=0))
+    normalised = examples(jnp.asarray((x - mean) / std), batch.targets)
+    phi = {**params, "w1": params["w1"] * jnp.asarray(std)[:, None]}
+    if bias:
+        phi["b1"] = params["b1"] + jnp.asarray(mean) @ params["w1"]
+    assert_close(outputs(phi, normalised), outputs(params, batch))
+    after = jax.tree.map(lambda p, g: p - 0.1 * g, phi, GRADIENT(phi, normalised, None))
+    theta = {"w1": np.asarray(after["w1"]) / std[:, None]}
+    if bias:
+        theta["b1"] = np.asarray(after["b1"]) - mean @ theta["w1"]
+    whitening = Whitening(*(jnp.asarray(a)[None] for a in (mean, std, 1 / std)))
+    gradient = {name: np.asarray(g) for name, g in GRADIENT(params, batch, None).items()}
+    # W^T g, then W of it.
+    inner = Theta(
+        jnp.asarray(
+            (gradient["w1"] - (np.outer(mean, gradient["b1"]) if bias else 0)) / std[:, None]
+        )[None],
+        jnp.asarray(gradient["b1"])[None] if bias else None,
+    )
+    direction = whitening.theta(inner)
+    assert_close(theta["w1"], np.asarray(params["w1"]) - 0.1 * np.asarray(direction.weight[0]))
+    if bias:
+        assert direction.bias is not None
+        assert_close(theta["b1"], np.asarray(params["b1"]) - 0.1 * np.asarray(direction.bias[0]))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tau", [0.05, 1e-9, 1e9])
+def test_proxprop_is_between_the_gradient_and_boosting(x64, bias, tau):
+    params, batch = network(bias)
+    scale = max(1.0, tau * N)  # a tiny step would be lost in the parameters' rounding
+    found = step_of(related.proxprop, params, batch, scale, tau=tau, momentum=0.0)
+    if tau < 1e-6:
+        assert_close(found, GRADIENT(params, batch, None), atol=1e-6)
+    elif tau > 1e6:
+        assert_close(found, boosted(params, batch), atol=1e-6)
+    x = np.hstack([batch.inputs, np.ones((N, int(bias)))])
+    rows = np.vstack([x, np.eye(x.shape[1]) / tau**0.5])
+    error = np.vstack([errors(params, batch)[0] / N, np.zeros((x.shape[1], H))])
+    implicit = scale * np.linalg.lstsq(rows, error)[0] / tau
+    own = np.vstack([found["w1"], found["b1"][None]]) if bias else found["w1"]
+    assert_close(own, implicit, atol=1e-6)
 
 
 # -- all of them ----------------------------------------------------------------------------------
@@ -388,6 +601,10 @@ METHODS = {
     related.locoprop: 0.05,
     related.boosted_backprop: 0.1,
     related.levenberg_marquardt: 1.0,
+    related.natural_gradient: 0.3,
+    related.kfac: 0.1,
+    related.tensor_normal: 0.1,
+    related.proxprop: 0.02,
 }
 
 

@@ -64,7 +64,7 @@ def test_every_experiment_runs_from_end_to_end(experiment, optimizer, tmp_path):
 
 
 # Each solver with the default norm, each norm with the default solver, and one pair.
-EVERY = [name for name in OPTIMIZERS if name.count(":") < 2 and name != "kfac"]
+EVERY = [name for name in OPTIMIZERS if name.count(":") < 2]
 
 
 @pytest.mark.parametrize("optimizer", [*EVERY, "lnb:cg:network"])
@@ -296,7 +296,6 @@ def test_run_and_report(tmp_path):
         ("run mnist --steps 0 --data synthetic", "--steps should be at least 1, not 0"),
         ("run mnist --learning-rate nan --data synthetic", "--learning-rate"),
         ("run mnist --seeds 0 --data synthetic", "--seeds"),
-        ("run mnist --optimizer adam kfac --data synthetic", "jax 0.6.2"),
         ("run mnist --optimizer lnb:adam --data synthetic", "woodbury"),
         ("sweep mnist --trials 1 --data synthetic", "--trials should be at least 2"),
         ("run mnist --preset tiny --batch-size 100000 --data synthetic", "100,000"),
