@@ -165,3 +165,18 @@ def test_counters_of_two_loops_meet():
 
     (neuron,) = lnb.find_neurons(loss_fn, {"w": jnp.ones((3, 4, 4))}, jnp.ones((6, 4)))
     assert neuron.sites == 2
+
+
+def test_a_scale_whose_output_is_used_twice():
+    """Each use multiplies it by more data: what the scale is fed ends before that."""
+
+    def loss_fn(params, x, y, z):
+        scaled = params["scale"][None] * x
+        return jnp.sum(jnp.sin(scaled.reshape(-1) * y)) + jnp.sum(jnp.cos(scaled.T * z))
+
+    params, x = {"scale": jnp.ones(2)}, jnp.arange(6.0).reshape(3, 2)
+    args = x, jnp.arange(6.0), jnp.ones((2, 3))
+    neurons = lnb.find_neurons(loss_fn, params, *args)
+    features = lnb.forward_features(loss_fn, neurons)(params, *args)
+    product = lnb.metric_product(neurons, features, params)
+    assert jnp.allclose(product["scale"], jnp.mean(x**2, axis=0))

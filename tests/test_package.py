@@ -15,13 +15,13 @@ FOLDER = pathlib.Path(lnb.__file__).parent
 
 # The parts of the package. Each may import those before it, and none after it.
 ORDER: Sequence[str] = """
-    _version _renamed _features _sharding _jaxpr _numerics _plan _neurons _metric _checks _backprop
-    _parameters _average _inverse _solvers _orthogonalize _norms _guard _optimizer _algorithms
-    _diagnostics __init__
+    _version _renamed _features _neuron _plan _sharding _jaxpr _numerics _neurons _metric _checks
+    _backprop _parameters _average _inverse _solvers _orthogonalize _norms _guard _optimizer
+    _algorithms _diagnostics __init__
 """.split()
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-BUDGET = 3500  # lines of code in the package: a larger one asks for a reason
+BUDGET = 3400  # lines of code in the package: a larger one asks for a reason
 
 
 def test_version():

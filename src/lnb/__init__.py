@@ -7,7 +7,7 @@ from ._backprop import backprop as backprop
 from ._backprop import forward_features as forward_features
 from ._diagnostics import diagnostics as diagnostics
 from ._metric import Absolute as Absolute
-from ._neurons import Neuron as Neuron
+from ._neuron import Neuron as Neuron
 from ._neurons import Neurons as Neurons
 from ._neurons import find_neurons as find_neurons
 from ._optimizer import scale_by_lnb as scale_by_lnb

@@ -1,18 +1,15 @@
 """Backpropagation that keeps the features: value, gradients, and what each neuron was fed."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from . import _plan
 from ._checks import check_neurons, check_shapes
-from ._features import Residuals, Rows, SiteRows
-from ._jaxpr import Claim, Emitter, Payloads, Plan, Trace, trace_loss
-from ._metric import Features
-from ._neurons import Neuron, Neurons, claim
+from ._features import Features
+from ._jaxpr import Claim, Emitter, Key, Payloads, Site, Trace, trace_loss
+from ._neurons import Neurons, claim
 from ._renamed import renamed
 
 
@@ -90,18 +87,9 @@ class EmittingLoss:
     ):
         self.trace = trace_loss(loss_fn, params, args, kwargs, neurons.has_aux)
         excluded = {path for path, reason in neurons.unclaimed if reason == "excluded"}
-        self.lineage, claims, _ = claim(self.trace, excluded.__contains__)
-        self.pairs = _match(neurons, claims, self.trace)
-        self.plans: dict[str, list[Plan]] = {}
-        keys = itertools.count()
-        for neuron, c in self.pairs:
-            if c.rows is None:
-                forms = [site.program(c.layout, c.bias_layout) for site in c.sites]
-            else:
-                forms = _plan.thinned(c.rows, neurons.rows)
-            self.plans[neuron.name] = list(map(Plan, keys, c.sites, forms))
-        every_plan = [plan for plans in self.plans.values() for plan in plans]
-        self.emitter = make_emitter(every_plan, self.lineage.origins)
+        self.lineage, claims, _ = claim(self.trace, excluded.__contains__, neurons.rows)
+        self.claims = _match(neurons, claims, self.trace)
+        self.emitter = make_emitter(self.claims, self.lineage.origins)
 
     def __call__(self, parameters: Sequence[Any]) -> tuple[Any, tuple[list[Any], Payloads]]:
         """The value, then all outputs and what the sites handed out."""
@@ -110,44 +98,45 @@ class EmittingLoss:
         return outs[0], (outs, payloads)
 
     def features(self, payloads: Payloads) -> dict[str, Features]:
-        return {name: _features(plans, payloads) for name, plans in self.plans.items()}
+        return {c.neuron.name: _features(c, payloads) for c in self.claims}
 
 
-def _features(plans: Sequence[Plan], payloads: Payloads) -> Features:
+def _features(c: Claim, payloads: Payloads) -> Features:
     """The features of one neuron, from what its sites handed out."""
-    positions = tuple(_positions(plan, payloads) for plan in plans)
-    sites = tuple(plan.form for plan in plans)
-    if isinstance(sites[0], SiteRows):
-        return Rows(tuple(payloads[plan.key, "rows"] for plan in plans), positions, sites)
-    arrays = tuple(
-        {slot: x for (key, slot), x in payloads.items() if key == plan.key} for plan in plans
+    keyed = [((c.neuron.name, number), site) for number, site in enumerate(c.sites)]
+    return Features(
+        arrays=tuple(_arrays(key, payloads) for key, _ in keyed),
+        positions=tuple(_positions(site, payloads.get((key, "count"))) for key, site in keyed),
+        sites=c.neuron.forms,
     )
-    return Residuals(arrays, positions, sites)
 
 
-def _positions(plan: Plan, payloads: Payloads) -> jax.Array:
+def _arrays(site: Key, payloads: Payloads) -> Any:
+    """The rows of a site, or all residuals of its program."""
+    own = {slot: x for (key, slot), x in payloads.items() if key == site}
+    return own.get("rows", own)
+
+
+def _positions(site: Site, count: jax.Array | None) -> jax.Array:
     """How many positions a site has: static, unless branches decide whether it is visited."""
-    count = payloads.get((plan.key, "count"))
     if count is None:
-        return jnp.float32(plan.site.count())
-    scanned = [chain.scanned for chain in plan.site.view.chains[1:]][: count.ndim]
+        return jnp.float32(site.count())
+    scanned = [chain.scanned for chain in site.view.chains[1:]][: count.ndim]
     return jnp.max(jnp.sum(count, axis=tuple(i for i, s in enumerate(scanned) if not s)))
 
 
-def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[tuple[Neuron, Claim]]:
-    """Each neuron with what was found for it in this trace of the loss."""
-    found = {trace.names[c.weight] + c.suffix: c for c in claims}
+def _match(neurons: Neurons, claims: Sequence[Claim], trace: Trace) -> list[Claim]:
+    """What was found for each neuron in this trace of the loss."""
+    found = {c.neuron.name: c for c in claims}
     check_shapes(neurons, dict(zip(trace.names, trace.shapes, strict=True)))
-    pairs = []
-    for neuron in neurons:
-        if neuron.kind == "identity":
-            continue
+    layouts = lambda neuron: (neuron.layout, neuron.bias_layout)
+    solved = [neuron for neuron in neurons if neuron.kind != "identity"]
+    for neuron in solved:
         c = found.get(neuron.name)
-        if c is None or c.layout != neuron.layout or c.bias_layout != neuron.bias_layout:
+        if c is None or layouts(c.neuron) != layouts(neuron):
             raise ValueError(
                 f"the neuron {neuron.name!r} is not used in this loss as it was in the one that "
                 "find_neurons saw. Call find_neurons(loss_fn, params, batch) on this loss, with "
                 "arguments of the same kinds: Python's numbers are constants, arrays are data."
             )
-        pairs.append((neuron, c))
-    return pairs
+    return [found[neuron.name] for neuron in solved]

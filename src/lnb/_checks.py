@@ -7,10 +7,9 @@ from typing import Any
 
 import jax
 
-from ._features import Fed
+from ._features import Features, Form, Layout
 from ._jaxpr import is_array, path_name
-from ._metric import Features
-from ._neurons import Neuron, Neurons
+from ._neurons import Neurons
 
 
 def check_neurons(neurons: Any, call: str) -> None:
@@ -80,7 +79,9 @@ def check_arguments(further: tuple, features: Any) -> None:
             "    params = optax.apply_updates(state.params, updates)\n"
             "    state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)"
         )
-    if not isinstance(features, Mapping) or any(not isinstance(x, Fed) for x in features.values()):
+    if not isinstance(features, Mapping) or any(
+        not isinstance(x, Features) for x in features.values()
+    ):
         raise TypeError(
             f"features={type(features).__name__} are not the third result of lnb.backprop: "
             "loss, grads, features = lnb.backprop(loss_fn, neurons)(params, batch)."
@@ -105,24 +106,17 @@ def check_features(
                 f"The features of {name!r} are those of {own.count.size} batches, stacked by a "
                 "loop or by vmap. Take one: jax.tree.map(lambda x: x[-1], features)."
             )
-        if not _fits(own, neuron):
-            seen = [layout.shape for layout, _ in _layouts(own)]
+        if not _layouts(own.sites) <= _layouts(neuron.forms):
+            seen = [site.layout.shape for site in own.sites]
             raise ValueError(
                 f"The features of {name!r} are those of another neuron: they are for weights of "
                 f"{seen}, not of {neuron.layout.shape}. {advice}"
             )
 
 
-def _fits(features: Features, neuron: Neuron) -> bool:
-    """Whether features are those of a neuron."""
-    layouts, own = _layouts(features), (neuron.layout, neuron.bias_layout)
-    same = lambda pair: pair == own if neuron.has_matrix else pair[0].shape == own[0].shape
-    return all(map(same, layouts))
-
-
-def _layouts(features: Features) -> list[tuple[Any, Any]]:
-    """How the sites see the weight and the bias."""
-    return [(site.layout, site.bias_layout) for site in features.sites]
+def _layouts(sites: Iterable[Form]) -> set[tuple[Layout, Layout | None]]:
+    """How sites see the weight and the bias."""
+    return {(site.layout, site.bias_layout) for site in sites}
 
 
 def check_state(state: Any, expected: Any) -> None:

@@ -1,7 +1,7 @@
 """The metric M = (1/n) J^T J of a neuron, as an operator on its parameters.
 
 M comes from the rows that the neuron was fed: by its Gram matrix, or by products with the rows
-themselves, whichever is cheaper. A neuron without a matrix form has its map from parameters to
+themselves, whichever is cheaper. A site without a matrix form has its map from parameters to
 outputs differentiated instead (the paper's matrix-vector product, section "Optimization").
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +17,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ._features import Layout, Residuals, Rows, SiteRows, Sums, accumulator
+from ._features import Features, Form, Layout, Moments, Program, SiteRows, accumulator
 
 matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
-
-Features = Rows | Residuals
 
 
 class Theta(NamedTuple):
@@ -31,84 +29,55 @@ class Theta(NamedTuple):
     bias: Array | None  # [blocks, outputs]
 
 
-class Moments(NamedTuple):
-    """Means over positions.
-
-    Attributes:
-      first: of x, [blocks, inputs]; `None` where x is not known.
-      second: of x x^T, [blocks, inputs, inputs], or of x * x, [blocks, inputs].
-    """
-
-    first: Array | None
-    second: Array
-
-    @property
-    def square(self) -> Array:
-        """The mean of x * x, [blocks, inputs]."""
-        second = self.second
-        return second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
-
-
-def moments(features: Rows) -> Moments:
+def moments(features: Features) -> Moments:
     """The means of x and x x^T, of a neuron with a matrix form."""
-    sums = [site.arrangement.sums(x) for site, x, _ in features]
-    total = functools.reduce(lambda a, b: Sums(a.second + b.second, a.first + b.first), sums)
-    return Moments(*_mean(features, (total.first, total.second)))
+    sums = [site.arrangement.sums(x) for site, x in features.rows]
+    return _mean(features, _sum(sums))
 
 
 def diagonal_moments(features: Features, layout: Layout) -> Moments:
     """The means of x and x * x, for any neuron; the layout is the neuron's own."""
-    if isinstance(features, Rows) and all(site.layout == layout for site in features.sites):
-        sums = [_diagonal_sums(site, x) for site, x, _ in features]
-        first, square = (functools.reduce(jnp.add, parts) for parts in zip(*sums, strict=True))
-        return Moments(*_mean(features, (first, square)))
-    return Moments(None, _mean(features, _diagonal(features, layout)))
+    sums = [_diagonal_sums(site, x) for site, x in features.rows if site.layout == layout]
+    if len(sums) == len(features.sites):
+        return _mean(features, _sum(sums))
+    parts = [_moved(_diagonal(site, x), site.layout, layout) for site, x, _ in features]
+    return Moments(None, _mean(features, _sum(parts)[:, :, 0]))
 
 
 def product(features: Features, theta: Theta, layout: Layout, bias: Layout | None) -> Theta:
     """M theta, exactly, for any neuron; the layouts are the neuron's own."""
-    if isinstance(features, Residuals):
-        outputs = lambda theta: features.outputs(*theta)
-        _, jacobian = jax.linearize(outputs, jax.tree.map(jnp.zeros_like, theta))
-        return _mean(features, jax.linear_transpose(jacobian, theta)(jacobian(theta))[0])
-    total = jax.tree.map(jnp.zeros_like, theta)
+    images = []
     for site, x, n in features:
-        image = _site_product(site, x, n, _seen_by(site, theta, layout, bias))
-        weight = _moved(image.weight, site.layout, layout)
-        total = total._replace(weight=total.weight + weight)
-        if image.bias is not None and total.bias is not None:
-            total = total._replace(
-                bias=total.bias + _moved_bias(image.bias, site.bias_layout, bias)
-            )
-    return _mean(features, total)
+        see = functools.partial(_seen_by, site, layout, bias)
+        images += jax.linear_transpose(see, theta)(_site_product(site, x, n, see(theta)))
+    return _mean(features, _sum(images))
 
 
-def _seen_by(site: SiteRows, theta: Theta, layout: Layout, bias: Layout | None) -> Theta:
+def _seen_by(site: Form, layout: Layout, bias: Layout | None, theta: Theta) -> Theta:
     """A neuron's parameters as one of its sites sees them."""
     weight = _moved(theta.weight, layout, site.layout)
     if theta.bias is None or site.bias_layout is None:
         return Theta(weight, None)
-    return Theta(weight, _moved_bias(theta.bias, bias, site.bias_layout))
+    assert bias is not None
+    return Theta(weight, _moved(theta.bias[:, None, :], bias, site.bias_layout)[:, 0, :])
 
 
 def _moved(matrix: Array, source: Layout, target: Layout) -> Array:
     return matrix if source == target else target.to_matrix(source.from_matrix(matrix))
 
 
-def _moved_bias(bias: Array, source: Layout | None, target: Layout | None) -> Array:
-    assert source is not None
-    assert target is not None
-    return _moved(bias[:, None, :], source, target)[:, 0, :]
-
-
-def _site_product(site: SiteRows, x: Array, n: Array, theta: Theta) -> Theta:
+def _site_product(site: Form, x: Any, n: Array, theta: Theta) -> Theta:
     """n M theta of one site: (X^T X) theta or X^T (X theta), whichever is cheaper."""
+    if isinstance(site, Program):
+        outputs = lambda theta: site(theta.weight, theta.bias, x)
+        _, jacobian = jax.linearize(outputs, jax.tree.map(jnp.zeros_like, theta))
+        return jax.linear_transpose(jacobian, theta)(jacobian(theta))[0]
     arrangement, dtype = site.arrangement, theta.weight.dtype
     blocks, inputs, outputs = theta.weight.shape
     positions = arrangement.shape[1]
     by_gram = arrangement.flops() + 2.0 * blocks * inputs**2 * outputs
     if arrangement.kind == "lookup" or by_gram < 4.0 * blocks * positions * inputs * outputs:
-        second, first = (part.astype(dtype) for part in arrangement.sums(x))
+        first, second = jax.tree.map(lambda part: part.astype(dtype), arrangement.sums(x))
         is_diagonal = second.ndim == 2
         weight = second[:, :, None] * theta.weight if is_diagonal else matmul(second, theta.weight)
     else:
@@ -121,34 +90,31 @@ def _site_product(site: SiteRows, x: Array, n: Array, theta: Theta) -> Theta:
     return Theta(weight, matmul(first[:, None], theta.weight)[:, 0] + n.astype(dtype) * theta.bias)
 
 
-def _diagonal_sums(site: SiteRows, x: Array) -> tuple[Array, Array]:
+def _diagonal_sums(site: SiteRows, x: Any) -> Moments:
+    """The sums of x and x * x."""
     if site.arrangement.kind == "lookup":
-        sums = site.arrangement.sums(x)
-        return sums.first, sums.second
+        return site.arrangement.sums(x)
     rows, weight = site.arrangement.rows(x), site.arrangement.weight
-    return weight * jnp.sum(rows, axis=1), weight * jnp.sum(rows * rows, axis=1)
+    return Moments(weight * jnp.sum(rows, axis=1), weight * jnp.sum(rows * rows, axis=1))
 
 
-def _diagonal(features: Features, layout: Layout) -> Array:
-    """The diagonal of J^T J, [blocks, inputs], of a neuron whose sites see it differently."""
-    if isinstance(features, Rows):
-        parts = []
-        for site, x, _ in features:
-            _, square = _diagonal_sums(site, x)
-            spread = jnp.broadcast_to(square[:, :, None], site.layout.matrix)
-            parts.append(_moved(spread, site.layout, layout))
-        return functools.reduce(jnp.add, parts)[:, :, 0]
+def _diagonal(site: Form, x: Any) -> Array:
+    """The diagonal of J^T J of one site, [blocks, inputs, outputs]."""
+    if isinstance(site, SiteRows):
+        return jnp.broadcast_to(_diagonal_sums(site, x).square[:, :, None], site.layout.matrix)
     # Every output is a sum of features times elements, each element once. So with the features
     # squared, what flows back from ones is the sum of squares.
-    dtype = max(
-        (accumulator(x.dtype) for x in jax.tree.leaves(features.arrays)),
-        key=lambda dtype: dtype.itemsize,
-        default=jnp.dtype(jnp.float32),
-    )
-    zeros = jnp.zeros(layout.matrix, dtype)
-    squared = features.squared()
-    outputs, backward = jax.vjp(lambda weight: squared.outputs(weight, None), zeros)
-    return backward(jax.tree.map(jnp.ones_like, outputs))[0][:, :, 0]
+    dtypes = [accumulator(a.dtype) for a in x.values()]
+    dtype = max(dtypes, key=lambda dtype: dtype.itemsize, default=jnp.dtype(jnp.float32))
+    zeros = jnp.zeros(site.layout.matrix, dtype)
+    square = lambda a: a * a if jnp.issubdtype(a.dtype, jnp.inexact) else a
+    squared = jax.tree.map(square, x)
+    outputs, backward = jax.vjp(lambda weight: site(weight, None, squared), zeros)
+    return backward(jnp.ones_like(outputs))[0]
+
+
+def _sum(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves), *trees)
 
 
 def _mean(features: Features, sums: Any) -> Any:

@@ -7,54 +7,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from . import _plan
-from ._features import Layout
 from ._jaxpr import Claim, Lineage, Trace, make_claims, path_name, trace_lineage, trace_loss
+from ._neuron import Neuron
 from ._renamed import renamed
 
 COSTLY = 1e9  # flops of a step that a user will notice
 
 Exclude = str | Callable[[str], bool] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Neuron:
-    """A function linear in its parameters: a weight, and a bias where there is one.
-
-    Attributes:
-      name: what the table and the diagnostics call it: the weight's key path, and which slice of
-        it where slices of one weight are neurons of their own.
-      weight: the key path of the weight.
-      bias: the key path of the bias, or `None`.
-      kind: `"dense"`, `"conv"`, `"lookup"`, `"scale"` or `"identity"` (M = I by definition).
-      d_in: the number of inputs (of a convolution, filter taps times channels).
-      d_out: the number of outputs.
-      sites: at how many places in the program it is applied.
-      n: the number of positions at which one output unit is computed.
-      rows: at how many of them features are kept.
-      layout: how the weight stands as a matrix.
-      bias_layout: how the bias does.
-      has_matrix: whether all sites see the weight as that matrix, so that M is one Gram matrix.
-      fed: a number for what it is fed; neurons with the same number are fed the same rows.
-      gram_flops: what the Gram matrices of its rows cost.
-    """
-
-    name: str
-    weight: str
-    bias: str | None
-    kind: str
-    d_in: int
-    d_out: int
-    sites: int
-    n: int
-    rows: int
-    layout: Layout = dataclasses.field(repr=False)
-    bias_layout: Layout | None = dataclasses.field(default=None, repr=False)
-    has_matrix: bool = dataclasses.field(default=True, repr=False)
-    fed: int = dataclasses.field(default=0, repr=False)
-    gram_flops: float = dataclasses.field(default=0.0, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,11 +137,11 @@ def find_neurons(
     if rows not in ("auto", "all"):
         raise ValueError(f'rows must be "auto" or "all", not {rows!r}.')
     trace = trace_loss(loss_fn, params, args, kwargs, has_aux)
-    _, claims, unclaimed = claim(trace, exclude)
+    _, claims, unclaimed = claim(trace, exclude, rows)
     numbers: dict[Any, int] = {}
-    fed = [numbers.setdefault(c.sources if c.rows else id(c), len(numbers)) for c in claims]
+    fed = [numbers.setdefault(c.sources or id(c), len(numbers)) for c in claims]
     found = Neurons(
-        tuple(_neuron(c, trace.names, rows, number) for c, number in zip(claims, fed, strict=True)),
+        tuple(dataclasses.replace(c.neuron, fed=k) for c, k in zip(claims, fed, strict=True)),
         tuple((trace.names[i], reason) for i, reason in sorted(unclaimed.items())),
         tuple(zip(trace.names, trace.shapes, strict=True)),
         rows,
@@ -190,42 +151,21 @@ def find_neurons(
     return found
 
 
-def claim(trace: Trace, exclude: Exclude) -> tuple[Lineage, list[Claim], dict[int, str]]:
+def claim(trace: Trace, exclude: Exclude, rows: str) -> tuple[Lineage, list[Claim], dict[int, str]]:
     """The static pass over a traced loss."""
     lineage = trace_lineage(trace.body, len(trace.parameters))
     search = re.compile(exclude).search if isinstance(exclude, str) else exclude
     excluded = [search is not None and bool(search(name)) for name in trace.names]
     if isinstance(exclude, str) and not any(excluded):
         raise ValueError(f"exclude={exclude!r} is found in none of {', '.join(trace.names)}.")
-    is_complex = [jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in trace.parameters]
-    claims, unclaimed = make_claims(lineage, trace.shapes, excluded, is_complex)
+    claims, unclaimed = make_claims(lineage, trace, excluded, rows)
     for c in claims:
-        if c.n == 0:
+        if c.neuron.n == 0:
             raise ValueError(
-                f"the batch is empty: the neuron {trace.names[c.weight]!r} is fed no features at "
+                f"the batch is empty: the neuron {c.neuron.weight!r} is fed no features at "
                 "all. Leave empty batches out."
             )
     return lineage, claims, unclaimed
-
-
-def _neuron(c: Claim, names: list[str], rows: str, fed: int) -> Neuron:
-    kept = [site.arrangement for site in _plan.thinned(c.rows or (), rows)]
-    return Neuron(
-        name=names[c.weight] + c.suffix,
-        weight=names[c.weight],
-        bias=None if c.bias is None else names[c.bias],
-        kind=c.kind,
-        d_in=c.d_in,
-        d_out=c.d_out,
-        sites=len(c.sites),
-        n=c.n,
-        rows=sum(arrangement.shape[1] for arrangement in kept),
-        layout=c.layout,
-        bias_layout=c.bias_layout,
-        has_matrix=c.has_matrix,
-        fed=fed,
-        gram_flops=sum(arrangement.flops() for arrangement in kept),
-    )
 
 
 def _warn(neurons: Neurons) -> None:

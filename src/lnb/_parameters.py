@@ -9,9 +9,9 @@ import optax
 from jax import Array
 
 from ._checks import check_features, check_shapes
-from ._features import Layout, accumulator
+from ._features import Features, Layout, accumulator
 from ._jaxpr import is_parameter, path_name
-from ._metric import Features, Theta, product
+from ._metric import Theta, product
 from ._neurons import Neuron, Neurons
 
 

@@ -1,14 +1,10 @@
 """Every choice by arithmetic: how many rows, which solver, who shares M, what a step costs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._features import SiteRows
-
-if TYPE_CHECKING:
-    from ._neurons import Neuron
+from ._features import Form, SiteRows
+from ._neuron import Neuron
 
 EVERY = 10  # steps from one refresh of a neuron's M to the next, by default
 ROWS = 4  # positions for every input that are enough for M
@@ -20,16 +16,19 @@ SMALL = 256  # the smaller side of a direction that is made orthogonal by defaul
 CG_PRODUCTS = 3  # with M, in two steps of conjugate gradients
 
 
-def thinned(sites: Sequence[SiteRows], rows: str) -> tuple[SiteRows, ...]:
+def thinned(sites: Sequence[Form], rows: str) -> tuple[Form, ...]:
     """The sites of a neuron, with as many of its positions as M needs: `rows` says how many."""
     if rows == "all":
         return tuple(sites)
+    known = [site for site in sites if isinstance(site, SiteRows)]
 
-    def thin(site: SiteRows) -> SiteRows:
+    def thin(site: Form) -> Form:
+        if not isinstance(site, SiteRows):
+            return site
         a = site.arrangement
         if a.kind == "lookup" or a.examples is None:
             return site
-        alike = [s.arrangement for s in sites if s.layout == site.layout]
+        alike = [s.arrangement for s in known if s.layout == site.layout]
         enough = min(max(ROWS * a.inputs_count, FEW), max(a.inputs_count, MANY))
         enough *= 1 if a.experts is None else a.experts.count
         stride = sum(other.shape[1] for other in alike) // enough

@@ -2,22 +2,21 @@
 
 `dims` and `_layout` say how a parameter stands as a matrix, `_rows` how features stand as rows,
 `_windows` how convolutions do without patches, `_experts` which rows are which expert's,
-`_residuals` what is kept where there is no matrix, `_fed` what the last two have in common.
+`_program` what is kept where there is no matrix. `_fed` has the features of a whole neuron.
 """
 
 from . import dims as dims
 from ._experts import Gathered as Gathered
 from ._experts import Ragged as Ragged
-from ._fed import Fed as Fed
+from ._fed import Features as Features
+from ._fed import Form as Form
 from ._layout import Layout as Layout
-from ._residuals import Chain as Chain
-from ._residuals import Program as Program
-from ._residuals import Residuals as Residuals
-from ._residuals import Step as Step
+from ._program import Chain as Chain
+from ._program import Program as Program
+from ._program import Step as Step
 from ._rows import Arrangement as Arrangement
-from ._rows import Rows as Rows
+from ._rows import Moments as Moments
 from ._rows import SiteRows as SiteRows
-from ._rows import Sums as Sums
 from ._rows import accumulator as accumulator
 from .dims import Axes as Axes
 from .dims import Axis as Axis

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ._residuals import Step
+from ._program import Step
 
 
 @dataclasses.dataclass(frozen=True)

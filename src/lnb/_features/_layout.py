@@ -7,7 +7,7 @@ import functools
 import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
+import jax
 from jax import Array
 
 from .dims import Axis, Dim, size
@@ -19,10 +19,6 @@ class _Steps(NamedTuple):
     sizes: tuple[int, ...]
     cuts: tuple[slice, ...]
     order: tuple[int, ...]
-
-    @property
-    def whole(self) -> bool:
-        return all(cut == slice(0, n, 1) for n, cut in zip(self.sizes, self.cuts, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,23 +79,15 @@ class Layout:
         return _Steps(tuple(sizes), tuple(cuts), (*places, *range(len(dims), len(sizes))))
 
     def to_matrix(self, array: Array) -> Array:
-        steps = self._steps
-        assert steps is not None
-        array = array.reshape(steps.sizes)
-        if not steps.whole:
-            array = array[steps.cuts]
-        return array.transpose(steps.order).reshape(self.matrix)
+        assert self._steps is not None
+        sizes, cuts, order = self._steps
+        return array.reshape(sizes)[cuts].transpose(order).reshape(self.matrix)
 
     def from_matrix(self, matrix: Array) -> Array:
         """The inverse: zero outside of the slice."""
-        steps = self._steps
-        assert steps is not None
-        lengths = [len(range(cut.start, cut.stop, cut.step)) for cut in steps.cuts]
-        inverse = sorted(range(len(lengths)), key=steps.order.__getitem__)
-        array = matrix.reshape([lengths[i] for i in steps.order]).transpose(inverse)
-        if not steps.whole:
-            array = jnp.zeros(steps.sizes, matrix.dtype).at[steps.cuts].set(array)
-        return array.reshape(self.shape)
+        parameter = jax.ShapeDtypeStruct(self.shape, matrix.dtype)
+        (array,) = jax.linear_transpose(self.to_matrix, parameter)(matrix)
+        return array
 
     def ranges(self) -> list[range]:
         """Which indices of each of the parameter's axes are inside."""

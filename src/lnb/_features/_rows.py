@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ._experts import Gathered, Ragged
-from ._fed import Fed
 from ._layout import Layout
 from ._windows import Windows, cheaper_windows
 
@@ -26,16 +25,22 @@ def accumulator(dtype: Any) -> Any:
     return jnp.dtype(dtype if wide else jnp.float32)
 
 
-class Sums(NamedTuple):
-    """Sums over positions.
+class Moments(NamedTuple):
+    """Means over positions, or the sums that they are made of.
 
     Attributes:
-      second: of x x^T, [blocks, inputs, inputs]; of a lookup its diagonal, [blocks, inputs].
-      first: of x, [blocks, inputs]; of a lookup that is the diagonal again.
+      first: of x, [blocks, inputs]; `None` where x is not known.
+      second: of x x^T, [blocks, inputs, inputs], or of x * x, [blocks, inputs].
     """
 
+    first: Array | None
     second: Array
-    first: Array
+
+    @property
+    def square(self) -> Array:
+        """The mean of x * x, [blocks, inputs]."""
+        second = self.second
+        return second if second.ndim == 2 else jnp.diagonal(second, axis1=1, axis2=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,20 +160,20 @@ class Arrangement:
         )
         return (own[..., None] * x[:, None]).reshape(self.shape)
 
-    def sums(self, x: Any) -> Sums:
+    def sums(self, x: Any) -> Moments:
         """Of all positions, those left out included: each that is kept stands for several."""
         if self.kind == "lookup":
             counts = self.occurrences(x)
-            return Sums(counts * self.scale**2, counts * self.scale)
+            return Moments(counts * self.scale, counts * self.scale**2)
         windows = self._windows()
         if windows is None:
             rows = self.rows(x)
             second = jnp.einsum("gnd,gne->gde", rows, rows, precision=HIGHEST)
-            return Sums(second * self.weight, jnp.sum(rows, axis=1) * self.weight)
+            return Moments(jnp.sum(rows, axis=1) * self.weight, second * self.weight)
         dtype = accumulator(x.dtype)
         second = self._in_order(windows.second(x, dtype), 2) * (self.weight * self.scale**2)
         first = self._in_order(windows.first(x, dtype), 1) * (self.weight * self.scale)
-        return Sums(second[None], first[None])
+        return Moments(first[None], second[None])
 
     def _in_order(self, sums: Array, rank: int) -> Array:
         """Sums over windows, `rank` times with the inputs of patches, in the weight's own order."""
@@ -214,11 +219,3 @@ class SiteRows(NamedTuple):
     layout: Layout
     bias_layout: Layout | None
     fraction: float = 1.0
-
-
-class Rows(Fed):
-    """Features as rows; the sites are `SiteRows`."""
-
-    def __iter__(self) -> Iterator[tuple[SiteRows, Any, Array]]:
-        """Each site, its array and its number of positions."""
-        return zip(self.sites, self.arrays, self.positions, strict=True)

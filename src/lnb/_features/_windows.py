@@ -151,10 +151,4 @@ def cheaper_windows(shape: Sizes, options: dict[str, Any]) -> Windows | None:
 
 
 def _product(x: Array, y: Array, dtype: Any) -> Array:
-    return lax.dot_general(
-        x,
-        y,
-        (((0,), (0,)), ((), ())),
-        precision=_HIGHEST,
-        preferred_element_type=dtype,
-    )
+    return jnp.einsum("nc,nd->cd", x, y, precision=_HIGHEST, preferred_element_type=dtype)

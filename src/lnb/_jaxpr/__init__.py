@@ -9,13 +9,14 @@ what the sites were fed as further outputs.
 from ._claims import Claim as Claim
 from ._claims import make_claims as make_claims
 from ._emit import Emitter as Emitter
+from ._emit import Key as Key
 from ._emit import Payloads as Payloads
-from ._emit import Plan as Plan
 from ._trace import Trace as Trace
 from ._trace import is_array as is_array
 from ._trace import is_parameter as is_parameter
 from ._trace import path_name as path_name
 from ._trace import trace_loss as trace_loss
+from ._values import Site as Site
 from ._versions import varying_axes as varying_axes
 from ._walk import Lineage as Lineage
 from ._walk import trace_lineage as trace_lineage

@@ -2,64 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
 
 from .._features import Arrangement, Dim, Layout, SiteRows, dims
+from .._neuron import Neuron
+from .._plan import thinned
+from ._trace import Trace
 from ._values import Site, Use
 from ._walk import Lineage
 
 
-@dataclasses.dataclass(eq=False)
-class Claim:
-    """A neuron to be.
+class Claim(NamedTuple):
+    """A neuron, and the places where it is applied."""
 
-    Attributes:
-      weight: the index of the parameter.
-      bias: that of its bias.
-      sites: where it is applied.
-      layout: the weight, or a slice of it, as a matrix; a column if it has no matrix form.
-      rows: what each site's features mean; `None` where a site has no matrix form.
-      n: the number of positions.
-      suffix: what tells slices of one weight apart.
-      has_matrix: whether all sites see the weight as the same matrix: then M is one Gram matrix.
-    """
-
-    kind: str
-    weight: int
-    bias: int | None
+    neuron: Neuron
     sites: list[Site]
-    layout: Layout
-    bias_layout: Layout | None
-    rows: tuple[SiteRows, ...] | None
-    d_in: int
-    d_out: int
-    n: int
-    suffix: str = ""
-    has_matrix: bool = False
 
     @property
     def sources(self) -> frozenset:
         """What tells its features, as rows, from those of other neurons."""
-        rows = self.rows or ()
-        return frozenset(
-            (s.fed_by, r.arrangement) for s, r in zip(self.sites, rows, strict=bool(rows))
-        )
+        pairs = zip(self.sites, self.neuron.forms, strict=True)
+        return frozenset((s.fed_by, f.arrangement) for s, f in pairs if isinstance(f, SiteRows))
 
 
 def make_claims(
-    lineage: Lineage,
-    shapes: Sequence[tuple[int, ...]],
-    excluded: Sequence[bool],
-    is_complex: Sequence[bool],
+    lineage: Lineage, trace: Trace, excluded: Sequence[bool], rows: str
 ) -> tuple[list[Claim], dict[int, str]]:
     """The claims in the order of their first use, and for each unclaimed parameter the reason."""
-    reasons = {
-        i: "excluded" if excluded[i] else "it is complex" if is_complex[i] else _reason(lineage, i)
-        for i in range(len(shapes))
-    }
+    parameters = range(len(trace.parameters))
+    reasons = {i: "excluded" if excluded[i] else _reason(lineage, trace, i) for i in parameters}
     unclaimed = {i: reason for i, reason in reasons.items() if reason}
     uses = {i: uses for i, uses in lineage.uses.items() if i not in unclaimed}
     at_sites = {i: [use.site for use in own if use.kind == "site"] for i, own in uses.items()}
@@ -70,16 +46,19 @@ def make_claims(
             site.bias = None
     claims: list[Claim] = []
     for weight, own in sites.items():
-        claims += _weight_claims(weight, biases.get(weight), own, shapes)
-    for i in sorted(set(range(len(shapes))).difference(unclaimed, sites, biases.values())):
-        size, column = math.prod(shapes[i]), Layout.column(shapes[i])
-        claims.append(Claim("identity", i, None, [], column, None, (), size, size, 1))
+        claims += _weight_claims(weight, biases.get(weight), own, trace, rows)
+    for i in sorted(set(parameters).difference(unclaimed, sites, biases.values())):
+        name, column = trace.names[i], Layout.column(trace.shapes[i])
+        size = column.matrix[1]
+        claims.append(Claim(Neuron(name, name, None, "identity", size, size, 1, column), []))
     return claims, unclaimed
 
 
-def _reason(lineage: Lineage, parameter: int) -> str:
+def _reason(lineage: Lineage, trace: Trace, parameter: int) -> str:
     """Why a parameter cannot be claimed; nothing if it can be."""
     uses = lineage.uses.get(parameter, [])
+    if jnp.issubdtype(trace.parameters[parameter].dtype, jnp.complexfloating):
+        return "it is complex"
     if not uses:
         return "the loss makes no use of it that meets data"
     for use in uses:
@@ -99,56 +78,57 @@ def _biases(uses: Mapping[int, Sequence[Use]], weights: set[int]) -> dict[int, i
 
 
 def _weight_claims(
-    weight: int, bias: int | None, sites: list[Site], shapes: Sequence[tuple[int, ...]]
+    weight: int, bias: int | None, sites: list[Site], trace: Trace, rows: str
 ) -> list[Claim]:
     """One claim for the weight, or one for each of its slices."""
-    shape, bias_shape = shapes[weight], () if bias is None else shapes[bias]
+    shape, bias_shape = trace.shapes[weight], () if bias is None else trace.shapes[bias]
+    name, bias_name = trace.names[weight], None if bias is None else trace.names[bias]
     maybe_rows = [_site_rows(site, shape, bias_shape) for site in sites]
-    rows = tuple(row for row in maybe_rows if row is not None)
-    all_known, kinds = len(rows) == len(sites), {site.kind for site in sites}
-    slices = list(dict.fromkeys((row.layout, row.bias_layout) for row in rows))
+    known = [form for form in maybe_rows if form is not None]
+    kinds = {site.kind for site in sites}
+    slices = list(dict.fromkeys((form.layout, form.bias_layout) for form in known))
     same = len(slices) == 1 and len(kinds) == 1
-    if not all_known or not (same or _are_disjoint(slices, bias is not None)):
+    if len(known) < len(sites) or not (same or _are_disjoint(slices, bias is not None)):
         # It is used in two orientations, or through views with no matrix form.
+        column, row = Layout.column(shape), None if bias is None else Layout.row(bias_shape)
+        pairs = zip(sites, maybe_rows, strict=True)
         d_out = shape[-1] if shape else 1
         d_in = math.prod(shape) // d_out
         if sites[0].roles is not None:
             _, d_in, d_out = map(dims.size, sites[0].roles)
-        return [
-            Claim(
-                kind=sites[0].kind if len(kinds) == 1 else "dense",
-                weight=weight,
-                bias=bias,
-                sites=sites,
-                layout=Layout.column(shape),
-                bias_layout=None if bias is None else Layout.row(bias_shape),
-                rows=rows if all_known else None,
-                d_in=d_in,
-                d_out=d_out,
-                n=math.ceil(sum(site.count() * site.view.fraction for site in sites)),
-            )
-        ]
+        neuron = Neuron(
+            name=name,
+            weight=name,
+            bias=bias_name,
+            kind=sites[0].kind if len(kinds) == 1 else "dense",
+            d_in=d_in,
+            d_out=d_out,
+            n=math.ceil(sum(site.count() * site.view.fraction for site in sites)),
+            layout=column,
+            bias_layout=row,
+            forms=thinned([form or site.program(column, row) for site, form in pairs], rows),
+        )
+        return [Claim(neuron, sites)]
     claims = []
     for layout, bias_layout in slices:
-        chosen = [i for i, row in enumerate(rows) if row.layout == layout]
+        chosen = [i for i, form in enumerate(known) if form.layout == layout]
         own, (_, inputs, outputs) = [sites[i] for i in chosen], layout.matrix
         if own[0].kind in {"conv", "scale"} and own[0].roles is not None:
             outputs *= dims.size(own[0].roles[0])  # those of all groups of channels
-        claim = Claim(
+        neuron = Neuron(
+            name=name + _suffix(layout) if len(slices) > 1 else name,
+            weight=name,
+            bias=None if bias_layout is None else bias_name,
             kind=own[0].kind,
-            weight=weight,
-            bias=None if bias_layout is None else bias,
-            sites=own,
-            layout=layout,
-            bias_layout=bias_layout,
-            rows=tuple(rows[i]._replace(fraction=1.0) for i in chosen),
             d_in=inputs,
             d_out=outputs,
             n=sum(site.count() for site in own),
-            suffix=_suffix(layout) if len(slices) > 1 else "",
+            layout=layout,
+            bias_layout=bias_layout,
             has_matrix=True,
+            forms=thinned([known[i]._replace(fraction=1.0) for i in chosen], rows),
         )
-        claims.append(claim)
+        claims.append(Claim(neuron, own))
     return claims
 
 

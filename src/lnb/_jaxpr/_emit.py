@@ -17,43 +17,48 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from .._features import Program, SiteRows
+from .._features import SiteRows
 from .._sharding import gathered
+from ._claims import Claim
 from ._flow import split
 from ._values import Scope, Site
 from ._versions import Body, Equation, is_literal, varying_axes
 
-# What leaves the program, by plan: `"rows"`, or the number of each residual's slot; and `"count"`
+Key = tuple[str, int]  # the name of a neuron, and which of its sites
+# What leaves the program, by key: `"rows"`, or the number of each residual's slot; and `"count"`
 # where a branch decides at run time how many positions there are.
-Payloads = dict[tuple[int, str], Any]
+Payloads = dict[tuple[Key, str], Any]
 
 
-class Plan(NamedTuple):
-    """What to hand out at a site: its features as rows, or else the residuals of its program."""
+class Emission(NamedTuple):
+    """What to hand out of a scope: a name among the payloads, and a function of variables."""
 
-    key: int
-    site: Site
-    form: SiteRows | Program
+    name: tuple[Key, str]
+    keep: Callable[..., Any]
+    atoms: Sequence[Any]
 
 
 class Emitter:
-    """Runs a program and emits what the plans say."""
+    """Runs a program and emits what the sites of neurons are fed: rows, or residuals."""
 
-    def __init__(self, plans: Sequence[Plan], origins: Mapping[str, tuple[Scope, Any]]):
-        self.plans = {plan.key: plan for plan in plans}
-        self.rows: dict[Scope, list[Plan]] = collections.defaultdict(list)
-        self.residuals: dict[Scope, list[tuple[int, str, Any]]] = collections.defaultdict(list)
-        for plan in plans:
-            if isinstance(plan.form, SiteRows):
-                self.rows[plan.site.scope].append(plan)
-                continue
-            for slot in plan.form.all_slots():
-                scope, var = origins[slot]
-                self.residuals[scope].append((plan.key, slot, var))
+    def __init__(self, claims: Sequence[Claim], origins: Mapping[str, tuple[Scope, Any]]):
+        self.sites: dict[Key, Site] = {}
+        self.emissions: dict[Scope, list[Emission]] = collections.defaultdict(list)
+        for neuron, sites in claims:
+            for number, (site, form) in enumerate(zip(sites, neuron.forms, strict=True)):
+                key = neuron.name, number
+                self.sites[key] = site
+                if isinstance(form, SiteRows):
+                    rows = Emission((key, "rows"), form.arrangement.thin, site.features)
+                    self.emissions[site.scope].append(rows)
+                    continue
+                for slot in form.slots():
+                    scope, var = origins[slot]
+                    self.emissions[scope].append(Emission((key, slot), lambda x: x, (var,)))
 
     def _live(self, scope: Scope) -> bool:
         inner = (s for scopes in scope.inner.values() for s in scopes)
-        return scope in self.rows or scope in self.residuals or any(map(self._live, inner))
+        return scope in self.emissions or any(map(self._live, inner))
 
     def changed(self, scope: Scope, var: Any, value: Any) -> Any:
         """The value of a variable, once it is computed: a hook for subclasses."""
@@ -78,12 +83,9 @@ class Emitter:
                     outs = outs if eqn.several else [outs]
             for var, out in zip(eqn.outvars, outs, strict=True):
                 env[var] = self.changed(scope, var, out)
-        for plan in self.rows.get(scope, ()):
-            fed = [lax.stop_gradient(read(atom)) for atom in plan.site.features]
-            assert isinstance(plan.form, SiteRows)
-            payloads[plan.key, "rows"] = gathered(plan.form.arrangement.thin, *fed)
-        for key, slot, var in self.residuals.get(scope, ()):
-            payloads[key, slot] = lax.stop_gradient(read(var))
+        for name, keep, atoms in self.emissions.get(scope, ()):
+            fed = [lax.stop_gradient(read(atom)) for atom in atoms]
+            payloads[name] = gathered(keep, *fed)
         return [read(atom) for atom in body.outvars], payloads
 
     # -- control flow, by the name of its equation: outputs and payloads -------------------------
@@ -140,7 +142,7 @@ class Emitter:
         """Counts are outputs from here on: a branch that is not taken counts nothing."""
         outs, payloads = self.run(scope, branch, operands)
         for key in {key for key, _ in payloads}:
-            count = self.plans[key].site.count(len(scope.loops))
+            count = self.sites[key].count(len(scope.loops))
             payloads.setdefault((key, "count"), jnp.asarray(count, jnp.float32))
         return outs, payloads
 

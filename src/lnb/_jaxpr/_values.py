@@ -173,8 +173,9 @@ class Site:
         *outer, last = self.view.chains
         steps = (*last.steps, *self.steps, *self.after)
         weight = (*outer, dataclasses.replace(last, steps=steps))
-        bias = None if self.bias is None else self.bias.chains
-        return Program(weight, bias, layout, bias_layout, self.view.fraction)
+        if self.bias is None:
+            return Program(weight, (), layout, None, self.view.fraction)
+        return Program(weight, self.bias.chains, layout, bias_layout, self.view.fraction)
 
 
 @dataclasses.dataclass(frozen=True)

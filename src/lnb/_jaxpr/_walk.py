@@ -209,15 +209,15 @@ class Walker:
             if not isinstance(output, Output) or output.site.kind not in GROWTH_RULES:
                 continue
             site = output.site
-            only_use = site.scope is self.scope and self.scope.uses[eqn.invars[at]] == 1
+            here, shared = site.scope is self.scope, self.scope.uses[eqn.invars[at]] > 1
             fed = site.kind == "lookup" or all(isinstance(v, Data) for v in values)
-            grows = fed and only_use and not eqn.unreadable
+            grows = fed and here and not shared and not eqn.unreadable
             found = GROWTH_RULES[site.kind](eqn, at, output) if grows else None
             if found is not None:
                 steps = (*site.steps, *output.steps, self.step(eqn, at))
                 vars(site).update(found, steps=steps, output=eqn.outvars[0])
                 return [_output_of(site)]
-            if site.kind == "lookup" and not (only_use and eqn.name in REARRANGING):
+            if shared or (site.kind == "lookup" and not (here and eqn.name in REARRANGING)):
                 return [Data(MIXED)] * len(eqn.outvars)
         return [blend(eqn, values)] * len(eqn.outvars)
 

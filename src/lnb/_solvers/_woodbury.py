@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .._features import Rows
 from .._inverse import inverse, invert
 from .._metric import matmul, moments
 from .._neurons import Neuron
@@ -50,12 +49,12 @@ class Woodbury(Cholesky):
 
 def _few_rows(neuron: Neuron, features: Any) -> Array | None:
     """The rows [g, k, d] of a dense neuron, if they are all of its positions and fewer than d."""
-    if neuron.kind != "dense" or not isinstance(features, Rows):
+    if neuron.kind != "dense":
         return None
-    sites = [site.arrangement for site in features.sites]
+    sites = [site.arrangement for site, _ in features.rows]
     if any(a.stride > 1 for a in sites) or sum(a.shape[1] for a in sites) >= sites[0].inputs_count:
         return None
-    return jnp.concatenate([s.arrangement.rows(x) for s, x, _ in features], axis=1)
+    return jnp.concatenate([s.arrangement.rows(x) for s, x in features.rows], axis=1)
 
 
 def _absorb_rows(known: InverseState, x: Array, rate: Array, bias: bool) -> Array:

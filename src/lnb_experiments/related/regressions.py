@@ -15,8 +15,8 @@ from jax import Array
 
 from lnb import Neuron, Neurons
 from lnb._backprop import EmittingLoss
-from lnb._features import Layout, Rows, accumulator, dims
-from lnb._jaxpr import Claim, Emitter, Plan
+from lnb._features import Layout, accumulator, dims
+from lnb._jaxpr import Claim, Emitter, Key, Site
 
 
 class Regression(NamedTuple):
@@ -33,25 +33,25 @@ class Regression(NamedTuple):
 
 
 class TappedEmitter(Emitter):
-    """Adds an array, a tap, to the output of every planned site.
+    """Adds an array, a tap, to the output of every site.
 
     The gradient with respect to a tap is the error at that output.
 
     Attributes:
-      taps: by the plans' keys.
+      taps: by the sites' keys.
     """
 
-    taps: dict[int, Array]
+    taps: dict[Key, Array]
 
-    def __init__(self, plans: Sequence[Plan], origins: Mapping[str, Any]):
-        super().__init__(plans, origins)
-        self.keys = {(plan.site.scope, plan.site.output): plan.key for plan in plans}
+    def __init__(self, claims: Sequence[Claim], origins: Mapping[str, Any]):
+        super().__init__(claims, origins)
+        self.keys = {(site.scope, site.output): key for key, site in self.sites.items()}
 
     def changed(self, scope: Any, var: Any, value: Any) -> Any:
         key = self.keys.get((scope, var))
         return value if key is None else value + self.taps[key]
 
-    def zeros(self) -> dict[int, Array]:
+    def zeros(self) -> dict[Key, Array]:
         """Taps that change nothing."""
         outputs = {key: var.aval for (_, var), key in self.keys.items()}
         return {key: jnp.zeros(aval.shape, aval.dtype) for key, aval in outputs.items()}
@@ -78,12 +78,12 @@ def regressions(
 
     def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Array, Any, dict[str, Regression]]:
         program = EmittingLoss(loss_fn, neurons, params, args, kwargs, TappedEmitter)
-        for neuron, claim in program.pairs:
-            _check(neuron, claim)
+        for neuron, sites in program.claims:
+            _check(neuron, sites)
         emitter = program.emitter
         assert isinstance(emitter, TappedEmitter)
 
-        def tapped(parameters: Sequence[Any], taps: dict[int, Array]) -> Any:
+        def tapped(parameters: Sequence[Any], taps: dict[Key, Array]) -> Any:
             emitter.taps = taps
             return program(parameters)
 
@@ -92,24 +92,23 @@ def regressions(
             program.trace.parameters, emitter.zeros()
         )
         features, found = program.features(payloads), {}
-        for neuron, claim in program.pairs:
-            plans, own = program.plans[neuron.name], features[neuron.name]
-            if any((plan.key, "count") in payloads for plan in plans):
+        for neuron, sites in program.claims:
+            keyed = {(neuron.name, number): site for number, site in enumerate(sites)}
+            if any((key, "count") in payloads for key in keyed):
                 raise ValueError(_cannot(neuron, "is applied in a branch of lax.cond or switch"))
-            assert isinstance(own, Rows)
-            x = [site.arrangement.rows(array) for site, array, _ in own]
-            y = [_error_rows(plan, claim.layout, errors[plan.key]) for plan in plans]
+            x = [site.arrangement.rows(array) for site, array in features[neuron.name].rows]
+            y = [_error_rows(site, neuron.layout, errors[key]) for key, site in keyed.items()]
             found[neuron.name] = Regression(
-                jnp.concatenate(x, axis=1), claim.n * jnp.concatenate(y, axis=1)
+                jnp.concatenate(x, axis=1), neuron.n * jnp.concatenate(y, axis=1)
             )
         return value, program.trace.gradient_tree(grads), found
 
     return run
 
 
-def _error_rows(plan: Plan, layout: Layout, errors: Array) -> Array:
+def _error_rows(site: Site, layout: Layout, errors: Array) -> Array:
     """Errors at a site's outputs as [blocks, positions, outputs], in the order of its features."""
-    axes = dims.flatten(plan.site.output_axes or ())
+    axes = dims.flatten(site.output_axes or ())
     positions = [i for i, dim in enumerate(axes) if not dim.stride]
     units = [i for i, dim in enumerate(axes) if dim.stride]
     units.sort(key=lambda i: -axes[i].stride)
@@ -124,13 +123,13 @@ def _error_rows(plan: Plan, layout: Layout, errors: Array) -> Array:
     return rows.astype(accumulator(rows.dtype))
 
 
-def _check(neuron: Neuron, claim: Claim) -> None:
+def _check(neuron: Neuron, sites: Sequence[Site]) -> None:
     if neuron.kind == "lookup" or not neuron.has_matrix:
         raise ValueError(_cannot(neuron, "has no features that stand as rows"))
-    if any(site.scope.loops for site in claim.sites):
+    if any(site.scope.loops for site in sites):
         raise ValueError(_cannot(neuron, "is applied in a loop, or in a shard_map"))
     # Positions along which the weight is repeated come first in the outputs, not in the features.
-    dense = (site.view.axes or () for site in claim.sites if site.kind == "dense")
+    dense = (site.view.axes or () for site in sites if site.kind == "dense")
     if not all(dims.of_elements(dims.flatten(axes)) for axes in dense):
         raise ValueError(_cannot(neuron, "is repeated along an axis of its features"))
 

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ._fed import Fed
 from ._layout import Layout
 
 
@@ -81,79 +80,55 @@ class Chain:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """outputs = f(weight, bias; residuals), affine in weight and bias.
+    """outputs = f(weight; residuals) + f(bias; residuals), each linear up to a constant.
 
     One chain a level of nested loops, outermost first. The residuals of inner levels carry the
     loops' axes in front.
 
     Attributes:
       weight: the steps of the weight, from itself to the outputs.
-      bias: those of the bias.
+      bias: those of the bias, none if there is none.
       layout: the weight as a column, `bias_layout` the bias as a row.
-      fraction: how much of the weight the site sees.
+      fraction: how much of the weight the site sees; its positions count by as much.
     """
 
     weight: tuple[Chain, ...]
-    bias: tuple[Chain, ...] | None
+    bias: tuple[Chain, ...]
     layout: Layout
     bias_layout: Layout | None
     fraction: float
 
-    def slots(self, level: int) -> list[str]:
-        """The residuals of a level."""
-        return self.weight[level].slots + ([] if self.bias is None else self.bias[level].slots)
+    def slots(self, level: int = 0) -> set[str]:
+        """The residuals of a level and of those inside."""
+        chains = (*self.weight[level:], *self.bias[level:])
+        return {slot for chain in chains for slot in chain.slots}
 
-    def all_slots(self) -> set[str]:
-        return {slot for level in range(len(self.weight)) for slot in self.slots(level)}
+    def __call__(self, weight: Array, bias: Array | None, residuals: Mapping[str, Array]) -> Array:
+        """The outputs at all positions, for parameters given as matrices."""
+        outputs = self._run(self.weight, self.layout.from_matrix(weight), residuals)
+        if bias is not None and self.bias_layout is not None:
+            bias = self.bias_layout.from_matrix(bias[:, None, :])
+            outputs += self._run(self.bias, bias, residuals)
+        count = residuals.get("count")
+        if count is None:
+            return outputs
+        # Zeros where a branch was not taken: a bias is not added there.
+        taken = (count > 0).astype(outputs.dtype)
+        return outputs * taken.reshape(*count.shape, *(1,) * (outputs.ndim - count.ndim))
 
-    def __call__(
-        self, weight: Array, bias: Array | None, residuals: Mapping[str, Array], level: int = 0
+    def _run(
+        self,
+        chains: tuple[Chain, ...],
+        view: Array,
+        residuals: Mapping[str, Array],
+        level: int = 0,
     ) -> Array:
-        weight = self.weight[level](weight, residuals)
-        biases = self.bias if bias is not None else None
-        if biases is not None and bias is not None:
-            bias = biases[level](bias, residuals)
-        if level + 1 == len(self.weight):
-            return weight if biases is None or bias is None else weight + bias
-        inner = range(level + 1, len(self.weight))
-        own = {slot: residuals[slot] for i in inner for slot in self.slots(i)}
-        axis = lambda chain: 0 if chain.scanned else None
+        """What the chains make of a parameter, from a level on inwards."""
+        view, inside = chains[level](view, residuals), level + 1
+        if inside == len(chains):
+            return view
+        own = {slot: residuals[slot] for slot in self.slots(inside)}
         return jax.vmap(
-            lambda w, b, r: self(w, b, {**residuals, **r}, level + 1),
-            in_axes=(axis(self.weight[level + 1]), biases and axis(biases[level + 1]), 0),
-        )(weight, bias, own)
-
-
-class Residuals(Fed):
-    """What the outputs of a neuron without a matrix form depend on, beside its parameters.
-
-    The sites are `Program`s. Their arrays are dictionaries by slot; `"count"` is 0 where a branch
-    was not taken.
-    """
-
-    @property
-    def layout(self) -> Layout:
-        return self.sites[0].layout
-
-    def outputs(self, weight: Array, bias: Array | None) -> tuple[Array, ...]:
-        """The neuron's outputs at all its positions, for parameters given as matrices."""
-        weight, bias_layout = self.layout.from_matrix(weight), self.sites[0].bias_layout
-        if bias is not None and bias_layout is not None:
-            bias = bias_layout.from_matrix(bias[:, None, :])
-        return tuple(
-            _if_taken(arrays.get("count"), program(weight, bias, arrays))
-            for program, arrays in zip(self.sites, self.arrays, strict=True)
-        )
-
-    def squared(self) -> Residuals:
-        """The same with the square of every number."""
-        square = lambda x: x * x if jnp.issubdtype(x.dtype, jnp.inexact) else x
-        return dataclasses.replace(self, arrays=jax.tree.map(square, self.arrays))
-
-
-def _if_taken(count: Array | None, outputs: Array) -> Array:
-    """Zeros where a branch was not taken: a bias is not added there."""
-    if count is None:
-        return outputs
-    taken = (count > 0).astype(outputs.dtype)
-    return outputs * taken.reshape(*count.shape, *(1,) * (outputs.ndim - count.ndim))
+            lambda view, own: self._run(chains, view, {**residuals, **own}, inside),
+            in_axes=(0 if chains[inside].scanned else None, 0),
+        )(view, own)
