@@ -162,7 +162,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adamw": Optimizer(
         "AdamW, weight decay of matrices only",
         from_gradients(peers.adamw),
-        (1e-4, 1e-2),
+        (3e-4, 3e-2),
         advice="nanoGPT, config/train_shakespeare_char.py (a small run): b2 = 0.99, a rate of "
         "0.001; train.py: weight decay 0.1, arrays of two and more axes only (it also clips "
         "gradients, which is left out here). https://github.com/karpathy/nanoGPT",
@@ -170,13 +170,13 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "nadamw": Optimizer(
         "AdamW with Nesterov's momentum",
         from_gradients(peers.nadamw),
-        (1e-4, 1e-2),
+        (3e-4, 3e-2),
         advice="AdamW's settings. AlgoPerf's own baseline: Kasimbeg et al. 2025, arXiv 2505.24005.",
     ),
     "muon": Optimizer(
         "Muon for hidden weights, AdamW for all else",
         from_gradients(peers.muon),
-        (3e-4, 3e-2),
+        (1e-3, 1e-1),
         advice="Its README: embeddings, the first convolution, the head, gains and biases by AdamW "
         "with b2 = 0.95; Nesterov, 0.95, 5 iterations. https://github.com/KellerJordan/Muon. One "
         "rate for both by an RMS of 0.2, weight decay 0.1: Liu et al. 2025, arXiv 2502.16982. A "
@@ -185,14 +185,14 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "soap": Optimizer(
         "SOAP: Adam in the eigenbasis of Shampoo",
         from_gradients(peers.soap),
-        (3e-4, 3e-2),
+        (1e-3, 1e-1),
         advice="Its README: a rate of 0.003, betas (0.95, 0.95), weight decay 0.01, a new basis "
         "every 10 steps; the code skips the first step. https://github.com/nikhilvyas/SOAP",
     ),
     "psgd": Optimizer(
         "PSGD Kron: a learned triangular preconditioner",
         from_gradients(peers.psgd),
-        (3e-5, 3e-3),
+        (1e-4, 1e-2),
         advice="The README of psgd-jax: weight decay like Adam's, a rate somewhat smaller; update "
         "probabilities, momentum and all else by its defaults. distributed-kron, its successor, "
         "has a default rate of 0.0003. https://github.com/evanatyourservice/psgd_jax",
@@ -203,7 +203,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
             peers.schedule_free,
             lambda params, state: optax.contrib.schedule_free_eval_params(state, params),
         ),
-        (3e-4, 3e-2),
+        (1e-3, 1e-1),
         anneals=False,
         advice="Its README: warm-up and no schedule, b1 = 0.9, rates 1 to 10 times AdamW's. "
         "https://github.com/facebookresearch/schedule_free. b2 = 0.9955 and weight decay 0.08 are "
@@ -212,7 +212,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "shampoo": Optimizer(
         "Shampoo, as long a step as AdamW's",
         from_gradients(peers.shampoo),
-        (1e-4, 1e-2),
+        (3e-4, 3e-2),
         advice="The README of PyTorch's Distributed Shampoo: AdamW's own settings, grafted from "
         "Adam, begins with AdamW's steps. https://github.com/facebookresearch/optimizers. A ridge "
         "of 1e-6: the JAX version of Anil et al. 2020, arXiv 2002.09018. Roots every 10 steps, as "
@@ -250,7 +250,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "kfac": Optimizer(
         "K-FAC, a small one of our own",
         related.kfac,
-        (0.003, 0.3),
+        (1e-3, 1e-1),
         advice="The examples of https://github.com/gpauloski/kfac-pytorch: a rate of 0.1, momentum "
         "0.9, damping 0.003, averages of 0.95, inverses every 10 steps, kl-clip 0.001. Targets "
         "drawn from the model: Martens and Grosse 2015, arXiv 1503.05671.",
@@ -258,7 +258,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "tensor-normal": Optimizer(
         "tensor normal training: the Fisher matrix from shapes alone",
         related.tensor_normal,
-        (0.003, 0.3),
+        (1e-3, 1e-1),
         advice="Ren and Goldfarb 2021, arXiv 2106.02925, for the method. The settings are K-FAC's "
         "here, not the authors'.",
     ),
