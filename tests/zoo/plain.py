@@ -27,6 +27,24 @@ def matmul_bias() -> Case:
 
 
 @case
+def scaled_outputs() -> Case:
+    """Outputs times a number before the bias, as in muP and adapters; the second by division."""
+    params = {"W1": normal(0, 3, 4), "b1": normal(1, 4), "W2": normal(2, 4, 2), "b2": normal(3, 2)}
+
+    @relaxed
+    def loss_fn(params, x, y):
+        hidden = jnp.tanh((x @ params["W1"]) * -3.0 + params["b1"])
+        return jnp.mean((hidden @ params["W2"] / 4 + params["b2"] - y) ** 2)
+
+    def by_hand(tape, x, y):
+        hidden = jnp.tanh(tape(lambda w, b: -3.0 * x @ w + b, "W1", "b1"))
+        return mse(tape(lambda w, b: hidden @ w / 4 + b, "W2", "b2"), y)
+
+    expected = (Expected("W1", "b1", "dense", 3, 4, 7), Expected("W2", "b2", "dense", 4, 2, 7))
+    return Case(loss_fn, params, (normal(4, 7, 3), normal(5, 7, 2)), by_hand, expected)
+
+
+@case
 def matvec_vmap() -> Case:
     """`W @ x + b` for one example, under `vmap`."""
     params = {"W1": normal(0, 4, 3), "b1": normal(1, 4), "W2": normal(2, 2, 4)}

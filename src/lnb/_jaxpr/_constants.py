@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from jax.core import Tracer
 from .._features import Step, dims
 from ._values import MIXED, Const, Data, Entangled, Output, Value, View
 from ._versions import Equation, is_literal
-from ._views import REARRANGING, rearranged
+from ._views import REARRANGING, factor, rearranged
 
 OPAQUE_PREFIXES = tuple(
     "custom_ pallas_call ffi_call pure_callback io_callback while ragged_dot".split()
@@ -107,7 +108,13 @@ def blend(eqn: Equation, values: Sequence[Value]) -> Data:
             # A broadcast would repeat the site's outputs: its bias is not added there.
             if axes is not None and dims.total(axes) == dims.total(output.axes):
                 step = Step(eqn.exact(), eqn.key)
-                return Data(Output(output.site, axes, (*output.steps, step)))
+                changes = {"axes": axes, "steps": (*output.steps, step)}
+                return Data(dataclasses.replace(output, **changes))
+        number = factor(eqn, at, values)
+        if number and math.isfinite(number) and output.site.kind in {"dense", "conv"}:
+            step = Step(lambda y: number * y, f"mul {number}")
+            changes = {"steps": (*output.steps, step), "scale": number * output.scale}
+            return Data(dataclasses.replace(output, **changes))
     linear = eqn.name in BLENDING | ADDITIONS | REARRANGING
     return Data(MIXED if tagged and linear else None)
 

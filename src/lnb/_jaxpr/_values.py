@@ -180,11 +180,21 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """The output of exactly one site (plus data that no site puts out), seen through views."""
+    """The output of exactly one site (plus data that no site puts out), seen through views.
+
+    Attributes:
+      scale: the constant that multiplies it.
+    """
 
     site: Site
     axes: Axes
     steps: tuple[Step, ...] = ()
+    scale: float = 1.0
+
+    @property
+    def view(self) -> View:
+        """That of the weight, with the constant: it multiplies one or the other."""
+        return dataclasses.replace(self.site.view, scale=self.scale * self.site.view.scale)
 
 
 class _Mixed:

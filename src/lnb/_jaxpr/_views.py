@@ -64,18 +64,29 @@ def _negate(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Chan
     return [{"scale": -view.scale}]
 
 
-def _scale(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
-    if eqn.name == "div" and at == 1:
+def factor(eqn: Equation, at: int, values: Sequence[Value]) -> float | None:
+    """The number that an equation multiplies its operand `at` by, where that is known."""
+    if eqn.name != "mul" and (eqn.name, at) != ("div", 0):
         return None
     other = values[1 - at]
-    assert isinstance(other, Const)
-    if np.iscomplexobj(other.number):
+    number = other.number if isinstance(other, Const) else None
+    if number is None or np.iscomplexobj(number):
         return None
-    if other.number is not None and _shape(eqn.outvars[0]) == _shape(eqn.invars[at]):
-        factor = other.number.item()
-        if eqn.name == "div":
-            factor = 1 / factor if factor else math.inf
-        return [{"scale": view.scale * factor}]
+    if _shape(eqn.outvars[0]) != _shape(eqn.invars[at]):
+        return None
+    if eqn.name == "mul":
+        return number.item()
+    return 1 / number.item() if number else math.inf
+
+
+def _scale(eqn: Equation, at: int, view: View, values: Sequence[Value]) -> Changes:
+    number = factor(eqn, at, values)
+    if number is not None:
+        return [{"scale": view.scale * number}]
+    other = values[1 - at]
+    assert isinstance(other, Const)
+    if (eqn.name == "div" and at == 1) or np.iscomplexobj(other.number):
+        return None
     repeated = _is_broadcast(view) or _shape(eqn.outvars[0]) != _shape(eqn.invars[at])
     return None if repeated else [{"axes": None}]
 

@@ -194,6 +194,7 @@ class Walker:
             if pairs is not None:
                 site = output.site
                 site.bias, site.bias_pairs, site.after = view, pairs, output.steps
+                site.view = output.view
                 self.use(view, Use("bias", site))
                 return Data(MIXED)
         output, identity = None if output is None else MIXED, Use("identity")
