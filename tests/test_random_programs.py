@@ -3,8 +3,10 @@
 import pytest
 from random_programs import NORMS, check_program, make_program
 
+FOUND = (156, 167)  # seeds that `make soak` found to be wrong once
 
-@pytest.mark.parametrize("seed", range(60))
+
+@pytest.mark.parametrize("seed", [*range(60), *FOUND])
 def test_program(seed: int):
     """Value, gradient and metric are right. Two thirds are trained, by one norm or the other."""
     norms = [(norm,) for norm in NORMS] + [()]

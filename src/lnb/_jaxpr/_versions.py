@@ -41,8 +41,9 @@ _READ = {
     "transpose": "permutation",
     "broadcast_in_dim": "broadcast_dimensions",
     "squeeze": "dimensions",
+    "reshape": "dimensions",
     **dict.fromkeys(
-        "reshape expand_dims select_n convert_element_type reduce_precision neg mul div "
+        "expand_dims select_n convert_element_type reduce_precision neg mul div "
         "add add_any sub".split(),
         "",
     ),

@@ -37,6 +37,8 @@ def rearranged(eqn: Equation, axes: Axes) -> Axes | None:
     shape = _shape(eqn.outvars[0])
     if eqn.name == "broadcast_in_dim":
         return dims.broadcast(axes, shape, eqn.params["broadcast_dimensions"])
+    if eqn.name == "reshape" and eqn.params["dimensions"] is not None:
+        axes = tuple(axes[i] for i in eqn.params["dimensions"])  # transposed first
     return dims.reshape(axes, shape)
 
 
