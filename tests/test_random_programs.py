@@ -3,7 +3,7 @@
 import pytest
 from random_programs import NORMS, check_program, make_program
 
-FOUND = (156, 167)  # seeds that `make soak` found to be wrong once
+FOUND = (156, 167, 274, 295)  # seeds that `make soak` found to be wrong once
 
 
 @pytest.mark.parametrize("seed", [*range(60), *FOUND])

@@ -27,14 +27,16 @@ def find_site(eqn: Equation, at: int, view: View) -> Found:
         return None
     found = rule(eqn, at, view.axes) if view.axes is not None else None
     if found is None:
-        # What meets the data is no rearrangement of the weight. Positions are counted as if it
-        # was the weight itself.
+        # What meets the data is no rearrangement of the weight. Positions are counted, and the
+        # bias is told, as if it was the weight itself.
         found = rule(eqn, at, dims.of_parameter(_shape(eqn.invars[at])))
         if found is None:
             return None
         if found["kind"] == "scale":
             found["feature_axes"] += dims.repeated([view.repeats])
-        found = {name: found[name] for name in ("kind", "features", "feature_axes")}
+        kept = {"kind", "features", "feature_axes"}
+        kept |= {"output_axes"} if found["kind"] in {"dense", "conv"} else set()
+        found = {name: value for name, value in found.items() if name in kept}
     return found
 
 
@@ -277,7 +279,7 @@ def pair_bias(view: View, output: Output, shape: Sequence[int]) -> list[tuple[Di
     """
     site = output.site
     scanned = [chain.scanned for chain in view.chains[1:]]
-    if site.roles is None or view.axes is None:
+    if view.axes is None:
         return None
     if [dims.size(axis) for axis in output.axes] != list(shape):
         return None
