@@ -21,7 +21,7 @@ ORDER: Sequence[str] = """
 """.split()
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-BUDGET = 3430  # lines of code in the package: a larger one asks for a reason
+BUDGET = 3440  # lines of code in the package: a larger one asks for a reason
 
 
 def test_version():
