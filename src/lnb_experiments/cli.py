@@ -26,6 +26,7 @@ from .optimizers import (
     check_optimizer,
     rate_range,
     search_rates,
+    with_settings,
 )
 from .records import RecordError
 from .report import report
@@ -67,6 +68,10 @@ class Options:
     """mnist: train and test on 1 - x."""
     text: Path | None = None
     """char-lm: the text file to learn."""
+    damping: float | None = None
+    """lnb, algorithm1, algorithm2: instead of their own."""
+    clip: float | None = None
+    """lnb, algorithm1, algorithm2: gradients are clipped to this norm."""
     data: Literal["real", "synthetic"] = "real"
     """The real data, or a seeded stand-in that needs no files."""
     data_dir: Path | None = None
@@ -87,7 +92,13 @@ class Options:
         """One for each optimizer, at its default learning rate."""
         experiment = self._experiment()
         source = Source(self.data, str(self.data_dir) if self.data_dir else None)
-        names = dict.fromkeys(self.optimizer or experiment.optimizers)
+        for name, value in {"damping": self.damping, "clip": self.clip}.items():
+            if value is not None and not 0 < value < math.inf:
+                raise RunError(f"--{name} should be positive and finite, not {value}.")
+        names = [
+            with_settings(name, damping=self.damping, clip=self.clip)
+            for name in dict.fromkeys(self.optimizer or experiment.optimizers)
+        ]
         for name in names:
             check_optimizer(name)
         for name in names:

@@ -1,7 +1,7 @@
 """The optimizers that can be compared, by name, each with the learning rates to try."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -29,6 +29,8 @@ class Optimizer:
       check: raises an error where it cannot run at all.
       anneals: whether a schedule that ends at zero suits it; some methods ask for none.
       advice: where its settings come from: a paper, a README, the documentation of a package.
+      varied: makes its method with another `damping`, or with gradients that are clipped to a norm
+        of `clip`; only LNB and the paper's algorithms have this.
       rates: the lowest and the highest learning rate of its search space: two decades for all but
         Levenberg-Marquardt, whose step has a length of its own. A run that names no learning rate
         has the one in the middle.
@@ -40,11 +42,13 @@ class Optimizer:
     check: Callable[[], Any] = lambda: None
     anneals: bool = True
     advice: str = ""
+    varied: Callable[..., MakeMethod] | None = None
 
 
 def rate_range(experiment: Experiment, optimizer: str) -> tuple[float, float]:
     """The lowest and the highest learning rate that an experiment tries with an optimizer."""
-    return experiment.rates.get(optimizer.split(":")[0], OPTIMIZERS[optimizer].rates)
+    name = optimizer.split(":")[0].split("@")[0]
+    return experiment.rates.get(name, find_optimizer(optimizer).rates)
 
 
 def search_rates(rates: tuple[float, float], count: int) -> list[float]:
@@ -76,12 +80,15 @@ def from_gradients(
 
 
 def from_features(
-    make: Callable[..., optax.GradientTransformationExtraArgs], **settings: Any
+    make: Callable[..., optax.GradientTransformationExtraArgs],
+    clip: float | None = None,
+    **settings: Any,
 ) -> MakeMethod:
     """A transformation of gradients and features, given the learning rate and the neurons.
 
-    The settings are those of `lnb.find_neurons`.
+    Gradients are first clipped to a norm of `clip`. The settings are those of `lnb.find_neurons`.
     """
+    clipping = optax.identity() if clip is None else optax.clip_by_global_norm(clip)
 
     def make_method(problem: Problem, params, batch, key) -> Method:
         neurons = lnb.find_neurons(problem.loss, params, batch, key, **settings)
@@ -89,6 +96,7 @@ def from_features(
 
         def step(learning_rate, params, state, batch, key):
             loss, gradients, features = backprop(params, batch, key)
+            gradients, _ = clipping.update(gradients, clipping.init(params))
             optimizer = make(learning_rate, neurons)
             updates, state = optimizer.update(gradients, state, params, features=features)
             return optax.apply_updates(params, updates), state, loss
@@ -96,6 +104,16 @@ def from_features(
         return Method(make(0.0, neurons).init, step)
 
     return make_method
+
+
+def boosting(summary: str, make: Callable, rates: tuple[float, float], **settings) -> Optimizer:
+    """An optimizer whose transformation takes features, and damping."""
+
+    def varied(damping: float | None = None, clip: float | None = None) -> MakeMethod:
+        chosen = make if damping is None else partial(make, damping=damping)
+        return from_features(chosen, clip, **settings)
+
+    return Optimizer(summary, varied(), rates, varied=varied)
 
 
 SOLVERS = {
@@ -115,9 +133,9 @@ def _variants() -> dict[str, Optimizer]:
         settings |= {"norm": norm} if norm else {}
         names = [name for name in (solver, norm) if name]
         summary = f"Linear Neuron Boosting, {' and '.join(names) or 'its defaults'}"
-        make = from_features(partial(lnb.lnb, **settings))
         rates = (0.01, 1.0) if norm in {"neuron", "network"} else (0.003, 0.3)
-        variants[":".join(["lnb", *names])] = Optimizer(summary, make, rates)
+        make = partial(lnb.lnb, **settings)
+        variants[":".join(["lnb", *names])] = boosting(summary, make, rates)
     return variants
 
 
@@ -132,20 +150,22 @@ def _ablations() -> dict[str, Optimizer]:
 OPTIMIZERS: dict[str, Optimizer] = {
     **_variants(),
     **_ablations(),
-    "lnb-damped": Optimizer(
+    "lnb-damped": boosting(
         "Linear Neuron Boosting with damping=100, which keeps it from fitting noise",
-        from_features(partial(lnb.lnb, damping=100.0)),
+        partial(lnb.lnb, damping=100.0),
         (0.003, 0.3),
     ),
-    "algorithm1": Optimizer(
+    "algorithm1": boosting(
         "the paper's Algorithm 1: whole batches, conjugate gradients to the end",
-        from_features(lnb.algorithm1, rows="all"),
+        lnb.algorithm1,
         (0.003, 0.3),
+        rows="all",
     ),
-    "algorithm2": Optimizer(
+    "algorithm2": boosting(
         "the paper's Algorithm 2: two steps of conjugate gradients",
-        from_features(lnb.algorithm2, rows="all"),
+        lnb.algorithm2,
         (0.01, 1.0),
+        rows="all",
     ),
     "sgd": Optimizer(
         "gradient descent with a momentum of 0.9",
@@ -272,8 +292,26 @@ OPTIMIZERS: dict[str, Optimizer] = {
 }
 
 
+def with_settings(name: str, **settings: float | None) -> str:
+    """The name of an optimizer with settings of its own, such as `algorithm2@damping=1@clip=1`."""
+    return "".join([name, *(f"@{key}={x:g}" for key, x in settings.items() if x is not None)])
+
+
+def find_optimizer(name: str) -> Optimizer:
+    """The optimizer of a name, which may be one of `with_settings`."""
+    name, *settings = name.split("@")
+    optimizer = OPTIMIZERS[name]
+    if not settings:
+        return optimizer
+    assert optimizer.varied is not None
+    pairs = (setting.split("=") for setting in settings)
+    varied = optimizer.varied(**{key: float(value) for key, value in pairs})
+    return replace(optimizer, make=varied)
+
+
 def check_optimizer(name: str) -> None:
     """Raises an error where there is no such optimizer, or where it cannot run."""
+    name, *settings = name.split("@")
     if name not in OPTIMIZERS:
         known = ", ".join(name for name in OPTIMIZERS if not {":", "+"} & {*name})
         raise RunError(
@@ -282,3 +320,8 @@ def check_optimizer(name: str) -> None:
             f"{', '.join(NORMS)}."
         )
     OPTIMIZERS[name].check()
+    if settings and OPTIMIZERS[name].varied is None:
+        raise RunError(
+            f"--damping and --clip are settings of lnb and of the paper's algorithms, not of "
+            f"{name}: run it apart."
+        )

@@ -15,7 +15,7 @@ from .data import Batches, Data, Source, Split
 from .experiment import Experiment
 from .folder import RunFolder, diverged
 from .method import Problem
-from .optimizers import OPTIMIZERS
+from .optimizers import find_optimizer
 
 WARM_UP = 0.05  # part of the steps
 CALIBRATION = 512  # training examples for batch normalisation's statistics, in an evaluation
@@ -48,7 +48,8 @@ class Plan:
         rate = self.learning_rate * self.decay**done
         if self.schedule == "cosine":
             rate *= min(1.0, step / (WARM_UP * self.experiment.steps))
-            rate *= (1 + math.cos(math.pi * done)) / 2 if OPTIMIZERS[self.optimizer].anneals else 1
+            if find_optimizer(self.optimizer).anneals:
+                rate *= (1 + math.cos(math.pi * done)) / 2
         return rate
 
     def config(self, data: Data, steps_per_epoch: int) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Pr
     """Compiles before the clock starts, and once for all learning rates and seeds."""
     params = jax.eval_shape(experiment.init, jax.random.key(0))
     problem = Problem(experiment.outputs, experiment.objective)
-    method = OPTIMIZERS[optimizer].make(problem, params, batch, jax.random.key(0))
+    method = find_optimizer(optimizer).make(problem, params, batch, jax.random.key(0))
 
     @jax.jit
     def init(seed):

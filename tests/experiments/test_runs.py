@@ -17,7 +17,14 @@ from rich.console import Console
 from lnb_experiments.data import Source
 from lnb_experiments.experiments import EXPERIMENTS
 from lnb_experiments.folder import RunError, diverged
-from lnb_experiments.optimizers import NORMS, OPTIMIZERS, SOLVERS, rate_range, search_rates
+from lnb_experiments.optimizers import (
+    NORMS,
+    OPTIMIZERS,
+    SOLVERS,
+    rate_range,
+    search_rates,
+    with_settings,
+)
 from lnb_experiments.runner import Runner, run_folder
 from lnb_experiments.sweep import best, coarse, refined, sweep
 from lnb_experiments.training import Plan
@@ -299,6 +306,8 @@ def test_run_and_report(tmp_path):
         ("run mnist --optimizer lnb:adam --data synthetic", "woodbury"),
         ("sweep mnist --trials 1 --data synthetic", "--trials should be at least 2"),
         ("run mnist --preset tiny --batch-size 100000 --data synthetic", "100,000"),
+        ("run mnist --optimizer adam --clip 1 --data synthetic", "settings of lnb"),
+        ("run mnist --damping 0 --data synthetic", "--damping should be positive"),
         ("run nothing", "matrix-factorization"),
         ("report nowhere", "nowhere"),
     ],
@@ -319,3 +328,15 @@ def test_without_the_extra(tmp_path):
     assert output.returncode == 1
     assert "tyro" in output.stderr
     assert "pip install 'lnb[experiments]'" in output.stderr
+
+
+def test_damping_and_clipping_change_the_run_and_its_name(tmp_path):
+    names = "algorithm2", "algorithm2@damping=9", "algorithm2@clip=0.0001"
+    assert with_settings("algorithm2", damping=9.0, clip=None) == names[1]
+    curves = []
+    for name in names:
+        plan = replace(make_plan(optimizer=name, steps=4), learning_rate=0.1)
+        make_runner(tmp_path).run([plan])
+        curves.append([loss for _, loss, *_ in curve(run_folder(tmp_path, plan).path)])
+    assert [found[0] for found in curves] == [curves[0][0]] * 3
+    assert len({found[-1] for found in curves}) == 3

@@ -14,7 +14,7 @@ from rich.console import Console
 from ..data import Source
 from ..experiments import EXPERIMENTS
 from ..folder import make_folder
-from ..optimizers import OPTIMIZERS
+from ..optimizers import check_optimizer
 from ..runner import Runner
 from ..sweep import sweep
 from ..training import Plan
@@ -76,7 +76,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console) -> dict[str, s
     What a job prints is in OUT/logs.
     """
     for job in jobs:
-        OPTIMIZERS[job.optimizer].check()
+        check_optimizer(job.optimizer)
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
     for core in _cores()[:workers]:
