@@ -32,7 +32,7 @@ def report_arena(folder: Path, out: Path | None = None) -> Path:
     found = contests(find_runs(folder))
     out = folder / "report" if out is None else out
     make_folder(out)
-    look = Look([name for contest in found for name in contest.entrants])
+    look = Look([name.split()[0] for contest in found for name in contest.entrants])
     for name, figure in {
         "profiles": _profiles(found, look),
         "curves": _curves(found, look),
@@ -195,7 +195,7 @@ def _curves(found: list[Contest], look: Look) -> Figure:
     for axes, contest in zip(panels, found, strict=False):
         for name, entrant in contest.entrants.items():
             curve = align([run.evaluations for run in entrant.runs], "loss")
-            style = {"color": look[name][0], "linestyle": "-" if entrant.trials else "--"}
+            style = {"color": _colour(look, name), "linestyle": "-" if entrant.trials else "--"}
             axes.plot(curve.seconds, curve.median, label=name, linewidth=1.3, **style)
         for target in contest.targets:
             axes.axhline(target, color="black", linestyle=":", linewidth=0.8)
@@ -211,7 +211,12 @@ def _curves(found: list[Contest], look: Look) -> Figure:
         for axes in panels[: len(found)]
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=9, frameon=False)
+    figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=9, frameon=False)
     figure.supxlabel("seconds of training")
     figure.supylabel("test loss")
     return figure
+
+
+def _colour(look: Look, name: str) -> str:
+    """An optimizer's, whether its rate was searched for or not."""
+    return look[name.split()[0]][0]
