@@ -36,6 +36,14 @@ def strict():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Forgets what a file of tests has compiled. All of it together would take gigabytes, and more
+    mappings of memory than Linux grants to a process."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Runs a test in float64."""
