@@ -247,4 +247,5 @@ def main() -> None:
     except (DataError, MethodError, RecordError, RunError) as error:
         sys.exit(f"lnb: {error}")
     except KeyboardInterrupt:
-        sys.exit("lnb: stopped. The same command with --resume goes on from the last checkpoint.")
+        same = "The same command" + ("" if isinstance(command, Arena) else " with --resume")
+        sys.exit(f"lnb: stopped. {same} goes on from the last checkpoint.")

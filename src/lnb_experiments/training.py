@@ -86,6 +86,7 @@ class Programs(NamedTuple):
 
 def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Programs:
     """Compiles before the clock starts, and once for all learning rates and seeds."""
+    start = time.perf_counter()
     params = jax.eval_shape(experiment.init, jax.random.key(0))
     problem = Problem(experiment.outputs, experiment.objective)
     method = find_optimizer(optimizer).make(problem, params, batch, jax.random.key(0))
@@ -105,7 +106,6 @@ def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Pr
     def evaluated(state, batch):
         return experiment.calibrated(method.evaluated(*state), batch)
 
-    start = time.perf_counter()
     state = jax.eval_shape(init, 0)
     lowered = jax.jit(step, donate_argnums=3).lower(
         np.float32(0), np.int32(0), np.int32(0), state, batch

@@ -23,12 +23,17 @@ from lnb_experiments.arena.scores import (
 )
 from lnb_experiments.experiments import EXPERIMENTS
 from lnb_experiments.optimizers import OPTIMIZERS
-from lnb_experiments.records import Record, Series
+from lnb_experiments.records import Record, RecordError, Series
 from lnb_experiments.training import WARM_UP, Plan
 
 
-def record(losses, optimizer="adamw", role="final", rate=0.01, seconds_a_step=0.5, seed=1):
-    """A run of 10 steps for each of these test losses, evaluated every 10."""
+def record(
+    losses, optimizer="adamw", role="final", rate=0.01, seconds_a_step=0.5, seed=1, steps=None
+):
+    """A run of 10 steps for each of these test losses, evaluated every 10.
+
+    It diverges then, if it was to have more steps.
+    """
     step = 10.0 * np.arange(1, len(losses) + 1)
     every = np.arange(1.0, step[-1] + 1)
     config = {
@@ -37,7 +42,7 @@ def record(losses, optimizer="adamw", role="final", rate=0.01, seconds_a_step=0.
         "role": role,
         "learning_rate": rate,
         "seed": seed,
-        "sizes": {"steps": int(step[-1])},
+        "sizes": {"steps": steps or int(step[-1])},
     }
     return Record(
         Path("run"),
@@ -82,7 +87,37 @@ def test_runs_at_other_rates_than_the_untuned_one_are_left_out():
     (contest,) = contests(runs)
     assert set(contest.entrants) == {"adamw", "lnb untuned"}
     assert len(contest.entrants["lnb untuned"].runs) == 1
-    assert contests(runs[1:]) == []  # nobody set a target
+    with pytest.raises(RecordError, match="adamw yet"):
+        contests(runs[1:])
+
+
+def test_runs_that_differ_are_not_compared():
+    with pytest.raises(RecordError, match="differ in sizes"):
+        contests([record([2, 1]), record([2, 1, 1])])
+    with pytest.raises(RecordError, match="differ in learning_rate"):
+        contests([record([2, 1]), record([2, 1], rate=0.02)])
+
+
+def test_a_run_that_diverged_is_not_fast():
+    broken = Entrant("broken", [record([4, math.nan], steps=1000)], [])
+    steady = Entrant("steady", [record([4, 3, 2, 1], steps=40)], [])
+    contest = Contest("mnist", {"broken": broken, "steady": steady}, (1.0, 1.0))
+    assert broken.least_cost(1.0, "step") == 1000
+    assert speedup([contest], "broken", "steady", 0, "step") == {"mnist": 0.04}
+
+
+def test_one_that_misses_is_not_ahead():
+    quick = Entrant("quick", [record([4, 3], seconds_a_step=0.01)], [])
+    steady = Entrant("steady", [record([4, 3, 2, 1])], [])
+    contest = Contest("mnist", {"quick": quick, "steady": steady}, (1.0, 1.0))
+    assert speedup([contest], "quick", "steady", 0, "seconds") == {"mnist": 1.0}
+    assert speedup([contest], "steady", "quick", 0, "seconds") == {"mnist": 1.0}
+
+
+def test_most_seeds_of_the_baseline_reach_their_own_target():
+    (contest,) = contests([record([2, 1]), record([2, 1.5], seed=2)])
+    assert contest.targets[-1] == 1.5
+    assert not contest.entrants["adamw"].misses(1.5)
 
 
 def test_speedup_counts_a_miss_with_its_whole_length():
@@ -100,7 +135,7 @@ def test_places():
     costs = {"a": [4, 1, 1], "b": [4, 4, 1], "c": [4, 4, 4], "d": [4, 4, 4]}
     entrants = {name: Entrant(name, [record(losses)], trial) for name, losses in costs.items()}
     contest = Contest("mnist", entrants, (1.0, 1.0))
-    assert [place(contest, name) for name in "abcd"] == [1, 2, 3, 3]
+    assert [place(contest, name) for name in "abcd"] == [1, 2, 4, 4]
 
 
 def test_profile():
@@ -151,7 +186,7 @@ def lnb(*arguments, cwd):
 
 def test_a_small_arena_runs_reports_and_goes_on(tmp_path):
     arguments = (
-        "--workload mnist --optimizer sgd --preset tiny --data synthetic --trials 2 --seeds 1 "
+        "--workload mnist --optimizer sgd --preset tiny --data synthetic --trials 3 --seeds 1 "
         "--out runs"
     ).split()
     first = lnb(*arguments, cwd=tmp_path)
@@ -162,7 +197,7 @@ def test_a_small_arena_runs_reports_and_goes_on(tmp_path):
     assert "| adamw |" in page
     assert (tmp_path / "runs/report/arena-profiles.png").stat().st_size > 1000
     logs = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("log.jsonl")}
-    assert len(logs) == 2 * (2 + 1)
+    assert len(logs) == 2 * (3 + 1)
     again = lnb(*arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("log.jsonl")} == logs

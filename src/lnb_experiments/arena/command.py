@@ -47,18 +47,22 @@ class Arena:
     """Only print the commands."""
 
     def __call__(self, console: Console) -> None:
+        for name, least in {"workers": 1, "seeds": 1, "longer": 1, "trials": 3}.items():
+            if getattr(self, name) < least:
+                raise RunError(f"--{name} should be at least {least}, not {getattr(self, name)}.")
         jobs = list(self.jobs())
         if self.dry_run:
             for job in jobs:
                 console.print(job.command, soft_wrap=True, highlight=False)
             return
         failures = run_jobs(jobs, self.workers, console)
-        console.print(f"Written: {report_arena(self.out)}")
         if failures:
             raise RunError(
                 f"{len(failures)} of {len(jobs)} failed: {', '.join(failures)}. Their logs are in "
-                f"{self.out / 'logs'}; the same command tries them again."
+                f"{self.out / 'logs'}; the same command tries them again. `lnb report {self.out} "
+                "--arena` reports on the others."
             )
+        console.print(f"Written: {report_arena(self.out)}")
 
     def jobs(self) -> Iterator[Job]:
         for name in self.workload:

@@ -16,16 +16,16 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
-    "mnist": Workload("an MLP on MNIST with inverted pixels, 1 - x", False),
+    "mnist": Workload("an MLP on MNIST with inverted pixels, 1 - x", True),
     "autoencoder": Workload("a deep autoencoder of MNIST", True),
-    "vit": Workload("a vision transformer on CIFAR-10", False),
+    "vit": Workload("a vision transformer on CIFAR-10", True),
     "unet": Workload("a U-Net on PASCAL VOC 2012", False),
     "char-lm": Workload("a character transformer with tied embeddings", True),
-    "resnet": Workload("a ResNet with BatchNorm on CIFAR-10", True),
+    "resnet": Workload("a ResNet with BatchNorm on CIFAR-10", False),
     "lstm": Workload("an LSTM on text", False),
     "tabular": Workload("a regression on badly scaled columns", True),
     "burgers": Workload("a physics-informed network of Burgers' equation", False),
-    "lora": Workload("low-rank adapters on a trained MLP", True),
+    "lora": Workload("low-rank adapters on a trained MLP", False),
 }
 
 # Those that meet on every workload. Their settings are in `optimizers.py`, with their sources.

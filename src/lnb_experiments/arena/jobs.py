@@ -47,14 +47,15 @@ class Job:
     @property
     def command(self) -> str:
         """What does the same by hand."""
-        parts = [f"lnb sweep {self.workload} --preset {self.preset} --optimizer {self.optimizer}"]
+        verb, rates = "sweep", f"--judge loss --trials {self.trials}"
+        if self.rate is not None:
+            verb, rates = "run", f"--learning-rate {self.rate:g}"
+        parts = [f"lnb {verb} {self.workload} --preset {self.preset} --optimizer {self.optimizer}"]
         parts += [f"--{name.replace('_', '-')} {value}" for name, value in self.sizes]
-        if self.rate is None:
-            parts.append(f"--judge loss --trials {self.trials}")
-        else:
-            parts[0] = parts[0].replace("sweep", "run", 1)
-            parts.append(f"--learning-rate {self.rate:g}")
-        return " ".join([*parts, f"--seeds {self.seeds} --schedule cosine --resume"])
+        parts += [rates, f"--seeds {self.seeds} --schedule cosine --resume --out {self.out}"]
+        parts += ["--data synthetic"] if self.source.kind == "synthetic" else []
+        parts += [f"--data-dir {self.source.folder}"] if self.source.folder else []
+        return " ".join(parts)
 
     def run(self, console: Console) -> None:
         """Goes on from whatever is there."""
@@ -67,7 +68,7 @@ class Job:
             sweep(runner, plan, self.trials, self.seeds, judge="loss")
         else:
             plan = replace(plan, learning_rate=self.rate)
-            runner.run(replace(plan, seed=seed) for seed in range(self.seeds))
+            runner.run(replace(plan, seed=seed) for seed in range(1, 1 + self.seeds))
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, console: Console) -> dict[str, str]:
@@ -92,7 +93,7 @@ def run_jobs(jobs: Sequence[Job], workers: int, console: Console) -> dict[str, s
             if error:
                 failures[job.title] = f"{type(error).__name__}: {error}"
             status = failures.get(job.title, "done")
-            console.print(f"\\[{number}/{len(jobs)}] {job.title}: {status}")
+            console.print(f"[{number}/{len(jobs)}] {job.title}: {status}", markup=False)
     finally:
         pool.shutdown(cancel_futures=True)
     return failures
@@ -124,6 +125,11 @@ def _work(job: Job) -> None:
     make_folder(logs)
     try:
         with (logs / f"{job.title.replace(' ', '-').replace(':', '-')}.txt").open("a") as file:
-            job.run(Console(file=file, width=120))
+            console = Console(file=file, width=120)
+            try:
+                job.run(console)
+            except Exception:
+                console.print_exception()
+                raise
     finally:
         _free.put(core)

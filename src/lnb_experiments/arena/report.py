@@ -1,6 +1,6 @@
 """The arena's page: a table for each workload, a summary, performance profiles and curves."""
 
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from ..records import find_runs
 from ..report.curves import align
 from ..report.figures import Look
 from ..report.table import Table
-from .entries import BASELINE, UNTUNED, WORKLOADS
+from .entries import BASELINE, CONTESTANTS, UNTUNED, WORKLOADS
 from .scores import (
     PARTS,
     Contest,
@@ -60,20 +60,31 @@ def report_arena(folder: Path, out: Path | None = None) -> Path:
 
 def _setting(found: list[Contest]) -> str:
     environments = {
-        (run.environment["device_kind"], run.environment["versions"]["jax"])
+        (run.environment["cores"], run.environment["device"], run.environment["versions"]["jax"])
         for contest in found
         for entrant in contest.entrants.values()
         for run in entrant.runs
     }
     seeds = sorted({len(e.runs) for contest in found for e in contest.entrants.values()})
     trials = sorted({len(e.trials) for c in found for e in c.entrants.values() if e.trials})
-    machines = "; ".join(f"{device}, jax {version}" for device, version in sorted(environments))
+    machines = "; ".join(
+        f"{cores} core{'s' * (cores != 1)} of a {device} a run, jax {version}"
+        for cores, device, version in sorted(environments, key=str)
+    )
+    absent = [
+        f"{name} on {contest.workload}"
+        for contest in found
+        for name in CONTESTANTS
+        if name not in contest.entrants
+    ]
+    missing = f" Without finished runs: {', '.join(absent)}." if absent else ""
     return (
         f"{len(found)} workloads; {_range(trials)} trials of the learning rate for each optimizer, "
-        f"chosen by held-out loss; {_range(seeds)} fresh seeds. One core a run. {machines}. "
+        f"chosen by held-out loss; {_range(seeds)} fresh seeds; {machines}.{missing} "
         "Numbers are medians over seeds, of training alone: compilation has a column of its own. "
         "A run that misses a target counts with its whole length in means, and as never there in "
-        'profiles and places. "Untuned" is one learning rate for all workloads: '
+        "profiles. Places are by medians: a first place may be a tie. "
+        '"Untuned" is one learning rate for all workloads: '
         f"{', '.join(f'{name} {rate:g}' for name, rate in UNTUNED.items())}."
     )
 
@@ -93,17 +104,9 @@ def _summary(found: list[Contest]) -> Table:
             steps = list(speedup(found, name, BASELINE, number, "step").values())
             cells.append(f"{geometric_mean(ratios):.2f} ({geometric_mean(steps):.2f})")
         places = [place(contest, name) for contest in found if name in contest.entrants]
-        cells += [
-            f"{sum(p == 1 for p in places)} of {len(places)}",
-            str(max(places)),
-            str(
-                sum(
-                    not isfinite(c.entrants[name].cost(c.targets[-1], "seconds"))
-                    for c in found
-                    if name in c.entrants
-                )
-            ),
-        ]
+        own = [(c.entrants[name], c.targets[-1]) for c in found if name in c.entrants]
+        misses = sum(entrant.misses(target) for entrant, target in own)
+        cells += [f"{places.count(1)} of {len(places)}", str(max(places)), str(misses)]
         ours = list(speedup(found, OURS, name, -1, "seconds").values())
         cells.append(
             "-"
@@ -113,10 +116,7 @@ def _summary(found: list[Contest]) -> Table:
         rows.append(tuple(cells))
     columns = (
         "optimizer",
-        *(
-            f"{BASELINE}'s seconds (steps) to its loss at {part:.0%}, over its own"
-            for part in PARTS
-        ),
+        *(f"times faster than {BASELINE} to {part:.0%}: seconds (steps)" for part in PARTS),
         "first",
         "worst place",
         "misses",
@@ -126,8 +126,10 @@ def _summary(found: list[Contest]) -> Table:
 
 
 def place(contest: Contest, name: str) -> int:
-    """By seconds to the last target among tuned entrants; equal for all that miss it."""
+    """By seconds to the last target among tuned entrants; last for all that miss it."""
     own = contest.entrants[name].cost(contest.targets[-1], "seconds")
+    if own == inf:
+        return len([entrant for entrant in contest.entrants.values() if entrant.trials])
     others = [
         entrant.cost(contest.targets[-1], "seconds")
         for other, entrant in contest.entrants.items()
@@ -146,7 +148,8 @@ def _table(contest: Contest) -> Table:
         ]
         spread = f"{np.median(losses):.4g} ({losses[0]:.4g} to {losses[-1]:.4g})"
         sizes = f"{entrant.milliseconds:.3g}", f"{entrant.compile_seconds:.0f}"
-        return (entrant.name, f"{entrant.rate:g}", spread, *reached, *sizes)
+        rate = f"{entrant.rate:g}" + " (edge)" * entrant.at_an_edge
+        return (entrant.name, rate, spread, *reached, *sizes)
 
     ordered = sorted(
         contest.entrants.values(),

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import inf
-from typing import NamedTuple
+from math import inf, nan
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..records import Record
-from .entries import BASELINE, UNTUNED
+from ..records import Record, RecordError
+from .entries import BASELINE, UNTUNED, WORKLOADS
 
+SHARED = ("preset", "sizes", "schedule", "data")  # what all runs of a workload have in common
 PARTS = (0.6, 1.0)  # of the baseline's steps: its lowest test loss until then is a target
 
 
@@ -43,7 +44,14 @@ class Entrant:
 
     @property
     def compile_seconds(self) -> float:
-        return float(np.median([(run.result or {})["compile_seconds"] for run in self.runs]))
+        results = [run.result or {} for run in self.runs]
+        return float(np.median([result.get("compile_seconds", nan) for result in results]))
+
+    @property
+    def at_an_edge(self) -> bool:
+        """Whether the best rate is the lowest or the highest of those tried."""
+        rates = [run.config["learning_rate"] for run in self.trials]
+        return bool(rates) and self.rate in (min(rates), max(rates))
 
     def reach(self, target: float, axis: str) -> list[float]:
         """Steps or seconds until each run is at a target."""
@@ -53,11 +61,19 @@ class Entrant:
         """The median over seeds of steps or seconds to a target. A miss is infinite."""
         return float(np.median(self.reach(target, axis)))
 
+    def misses(self, target: float) -> bool:
+        return self.cost(target, "step") == inf
+
     def least_cost(self, target: float, axis: str) -> float:
         """The same, but a run that misses counts with its whole length: less than it would need."""
-        whole = [float(getattr(run.steps, axis)[-1]) for run in self.runs]
-        reached = self.reach(target, axis)
-        return float(np.median([min(pair) for pair in zip(reached, whole, strict=True)]))
+        reached = zip(self.reach(target, axis), self.runs, strict=True)
+        return float(np.median([min(cost, whole(run, axis)) for cost, run in reached]))
+
+
+def whole(run: Record, axis: str) -> float:
+    """Steps or seconds of a run, had it come to its end: one that diverges stops before."""
+    steps = run.config["sizes"]["steps"]
+    return float(getattr(run.steps, axis)[-1]) * steps / run.last_step
 
 
 class Contest(NamedTuple):
@@ -71,8 +87,15 @@ class Contest(NamedTuple):
 def contests(records: Sequence[Record]) -> list[Contest]:
     """What was run, by workload. A workload without finished runs of the baseline is left out."""
     by_workload: dict[str, dict[str, Entrant]] = {}
+    first: dict[Any, Record] = {}
     for run in records:
         role, optimizer = run.config["role"], run.config["optimizer"]
+        if run.config["experiment"] not in WORKLOADS:
+            continue
+        _check_alike(run, first.setdefault(run.config["experiment"], run), SHARED)
+        if role == "final":
+            finals = (run.config["experiment"], optimizer)
+            _check_alike(run, first.setdefault(finals, run), ("learning_rate",))
         name = optimizer
         if role == "run":
             if run.config["learning_rate"] != UNTUNED.get(optimizer):
@@ -89,7 +112,18 @@ def contests(records: Sequence[Record]) -> list[Contest]:
         entrants = {name: entrant for name, entrant in entrants.items() if entrant.runs}
         if BASELINE in entrants:
             found.append(Contest(workload, entrants, targets(entrants[BASELINE].runs)))
+    if not found:
+        raise RecordError(f"There is no finished run of {BASELINE} yet: it sets the targets.")
     return found
+
+
+def _check_alike(run: Record, other: Record, fields: Sequence[str]) -> None:
+    for field in fields:
+        if run.config.get(field) != other.config.get(field):
+            raise RecordError(
+                f"{run.folder} and {other.folder} differ in {field}: they cannot be compared. Move "
+                "one of them away, or give every arena an --out of its own."
+            )
 
 
 def lowest(run: Record, part: float = 1.0) -> float:
@@ -100,8 +134,12 @@ def lowest(run: Record, part: float = 1.0) -> float:
 
 
 def targets(runs: Sequence[Record]) -> tuple[float, ...]:
-    """The median over seeds of the lowest test loss, after each of `PARTS`."""
-    return tuple(float(np.median([lowest(run, part) for run in runs])) for part in PARTS)
+    """The median over seeds of the lowest test loss, after each of `PARTS`.
+
+    Of two in the middle it is the higher loss, which most of the seeds reach.
+    """
+    losses = [[lowest(run, part) for run in runs] for part in PARTS]
+    return tuple(float(np.quantile(row, 0.5, method="higher")) for row in losses)
 
 
 def reach(run: Record, target: float, axis: str) -> float:
@@ -149,13 +187,20 @@ def profile(costs: Mapping[str, Mapping[str, float]], factors: np.ndarray) -> di
 
 
 def speedup(contests_: Sequence[Contest], ahead: str, behind: str, number: int, axis: str):
-    """How many times faster one optimizer is to a target, on each workload that both ran."""
-    return {
-        contest.workload: contest.entrants[behind].least_cost(contest.targets[number], axis)
-        / contest.entrants[ahead].least_cost(contest.targets[number], axis)
-        for contest in contests_
-        if {ahead, behind} <= contest.entrants.keys()
-    }
+    """How many times faster one optimizer is to a target, on each workload that both ran.
+
+    One that misses it is at most as fast as one that does not; two that miss it are even.
+    """
+    ratios = {}
+    for contest in contests_:
+        if not {ahead, behind} <= contest.entrants.keys():
+            continue
+        one, other = (contest.entrants[name] for name in (ahead, behind))
+        target = contest.targets[number]
+        ratio = other.least_cost(target, axis) / one.least_cost(target, axis)
+        ratio = min(ratio, 1.0) if one.misses(target) else ratio
+        ratios[contest.workload] = max(ratio, 1.0) if other.misses(target) else ratio
+    return ratios
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

@@ -15,7 +15,7 @@ from .adamw import WEIGHT_DECAY
 from .matrices import are_matrices
 
 # The first and the last layer of a network, and what is added to the first one's outputs.
-OUTER = {"embedding", "patches", "positions", "class_token", "head"}
+OUTER = {"embedding", "patches", "positions", "class_token", "stem", "head"}
 RMS = 0.2  # about the root mean square of AdamW's steps, in units of the learning rate
 
 

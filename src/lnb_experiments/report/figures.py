@@ -21,7 +21,7 @@ FIXED = {
     "levenberg-marquardt": "#332288",
     "adamw": "#cc79a7",
 }
-PALETTE = "#999933 #8c6d46 #aaaaaa #882255 #44aa99 #ddcc77 #117733".split()
+PALETTE = "#999933 #8c6d46 #aaaaaa #882255 #44aa99 #ddcc77 #117733 #6699cc #aa4466".split()
 MARKERS = "osD^vPX<>ph*"
 DASHES = ("-", "--", ":", "-.")
 SMOOTHED = 50  # the running mean's window is this part of a run
