@@ -68,7 +68,7 @@ class Job:
             sweep(runner, plan, self.trials, self.seeds, judge="loss")
         else:
             plan = replace(plan, learning_rate=self.rate)
-            runner.run(replace(plan, seed=seed) for seed in range(1, 1 + self.seeds))
+            runner.run(replace(plan, seed=seed) for seed in range(self.seeds))
 
 
 def run_jobs(jobs: Sequence[Job], workers: int, console: Console) -> dict[str, str]:
