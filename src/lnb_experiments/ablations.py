@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import lnb
+from lnb._jaxpr import path_name
+
+from .peers.matrices import are_matrices
 
 MATRICES = {"dense", "conv"}  # kinds of neurons
 
@@ -46,9 +48,7 @@ def chosen(
         first, first_state = ours.update(updates, state[0], params, **extra_args)
         second, second_state = others.update(updates, state[1], params)
 
-        def choose(path, a, b):
-            return a if jax.tree_util.keystr(path, simple=True, separator=".") in names else b
-
+        choose = lambda path, a, b: a if path_name(path) in names else b
         new = jax.tree_util.tree_map_with_path(choose, first, second)
         return new, (first_state, second_state)
 
@@ -57,8 +57,8 @@ def chosen(
 
 def decayed(learning_rate, neurons: lnb.Neurons, *, weight_decay: float):
     """Weight decay that matters, but none for biases and norms."""
-    mask = partial(jax.tree.map, lambda x: jnp.ndim(x) > 1)
-    return lnb.lnb(learning_rate, neurons, weight_decay=weight_decay, weight_decay_mask=mask)
+    masked = {"weight_decay": weight_decay, "weight_decay_mask": are_matrices}
+    return lnb.lnb(learning_rate, neurons, **masked)
 
 
 ABLATIONS: dict[str, Callable[..., Any]] = {

@@ -26,7 +26,6 @@ class Optimizer:
     Attributes:
       summary: one line for `lnb list`.
       make: makes its method for a problem.
-      check: raises an error where it cannot run at all.
       anneals: whether a schedule that ends at zero suits it; some methods ask for none.
       advice: where its settings come from: a paper, a README, the documentation of a package.
       varied: makes its method with another `damping`, or with gradients that are clipped to a norm
@@ -39,7 +38,6 @@ class Optimizer:
     summary: str
     make: MakeMethod
     rates: tuple[float, float]
-    check: Callable[[], Any] = lambda: None
     anneals: bool = True
     advice: str = ""
     varied: Callable[..., MakeMethod] | None = None
@@ -150,11 +148,6 @@ def _ablations() -> dict[str, Optimizer]:
 OPTIMIZERS: dict[str, Optimizer] = {
     **_variants(),
     **_ablations(),
-    "lnb-damped": boosting(
-        "Linear Neuron Boosting with damping=100, which keeps it from fitting noise",
-        partial(lnb.lnb, damping=100.0),
-        (0.003, 0.3),
-    ),
     "algorithm1": boosting(
         "the paper's Algorithm 1: whole batches, conjugate gradients to the end",
         lnb.algorithm1,
@@ -310,7 +303,7 @@ def find_optimizer(name: str) -> Optimizer:
 
 
 def check_optimizer(name: str) -> None:
-    """Raises an error where there is no such optimizer, or where it cannot run."""
+    """Raises an error where there is no such optimizer, or where it has no such settings."""
     name, *settings = name.split("@")
     if name not in OPTIMIZERS:
         known = ", ".join(name for name in OPTIMIZERS if not {":", "+"} & {*name})
@@ -319,7 +312,6 @@ def check_optimizer(name: str) -> None:
             f"lnb:SOLVER:NORM with the solvers {', '.join(SOLVERS)} and the norms "
             f"{', '.join(NORMS)}."
         )
-    OPTIMIZERS[name].check()
     if settings and OPTIMIZERS[name].varied is None:
         raise RunError(
             f"--damping and --clip are settings of lnb and of the paper's algorithms, not of "

@@ -1,5 +1,6 @@
 """The arena: what counts as reaching a target, who is ahead, and a small one from end to end."""
 
+import json
 import math
 import os
 import subprocess
@@ -196,6 +197,9 @@ def test_a_small_arena_runs_reports_and_goes_on(tmp_path):
     assert "| sgd |" in page
     assert "| adamw |" in page
     assert (tmp_path / "runs/report/arena-profiles.png").stat().st_size > 1000
+    if hasattr(os, "sched_setaffinity"):
+        files = list(tmp_path.rglob("environment.json"))
+        assert {json.loads(file.read_text())["cores"] for file in files} == {1}
     logs = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("log.jsonl")}
     assert len(logs) == 2 * (3 + 1)
     again = lnb(*arguments, cwd=tmp_path)

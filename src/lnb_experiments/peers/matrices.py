@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array
+from jax import Array, lax
 
 Stacks = dict[str, Array]
 
@@ -50,6 +50,12 @@ def unstack(stacks: Any, like: Any) -> Any:
         used[name] += count
         found.append(part.reshape(leaf.shape))
     return structure.unflatten(found)
+
+
+def second_moment(g: Array, axis: int) -> Array:
+    """G G^T of matrices [count, rows, columns] for axis 0, their rows; G^T G for the columns."""
+    g = g if axis == 0 else g.mT
+    return jnp.matmul(g, g.mT, precision=lax.Precision.HIGHEST)
 
 
 def _blocks(x: Array) -> Array:

@@ -13,7 +13,7 @@ import optax
 from jax import Array, lax
 
 from .adamw import B2, WEIGHT_DECAY
-from .matrices import Stacks, are_matrices, stacked
+from .matrices import Stacks, are_matrices, second_moment, stacked
 
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -122,9 +122,8 @@ def _sides(x: Array, max_size: int) -> tuple[Side | None, ...]:
 
 
 def _absorb(side: Side, g: Array, axis: int, decay: float) -> Side:
-    product = "bij,bkj->bik" if axis == 0 else "bij,bik->bjk"
-    second = jnp.einsum(product, g, g, precision=_HIGHEST)
-    return side._replace(second=decay * side.second + (1 - decay) * second)
+    second = decay * side.second + (1 - decay) * second_moment(g, axis)
+    return side._replace(second=second)
 
 
 def _refresh(side: Side, ridge: float) -> Side:

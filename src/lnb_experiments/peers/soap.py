@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from .matrices import are_matrices, stacked
+from .matrices import are_matrices, second_moment, stacked
 
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -141,9 +141,8 @@ def _rotate(x: Array, sides: tuple[Side | None, ...], back: bool = False) -> Arr
 
 
 def _absorb(side: Side, g: Array, axis: int, decay: float) -> Side:
-    product = "bij,bkj->bik" if axis == 0 else "bij,bik->bjk"
-    second = jnp.einsum(product, g, g, precision=_HIGHEST)
-    return side._replace(second=decay * side.second + (1 - decay) * second)
+    second = decay * side.second + (1 - decay) * second_moment(g, axis)
+    return side._replace(second=second)
 
 
 def _begin(own: Rotated) -> Rotated:

@@ -14,15 +14,13 @@ from jax import Array, lax
 
 import lnb
 from lnb._average import Average
-from lnb._metric import Theta
+from lnb._metric import Theta, matmul
 from lnb._parameters import split
 
 from ..method import Method, MethodError, Problem
 from .fisher import examples, sampled_loss
 from .neurons import damped, descend, direct
 from .regressions import Regression, regressions
-
-_HIGHEST = lax.Precision.HIGHEST
 
 
 class Factors(NamedTuple):
@@ -129,7 +127,7 @@ def measure(regression: Regression, bias: bool, count: int) -> Factors:
     if bias:
         x = jnp.concatenate([x, jnp.ones_like(x[:, :, :1])], axis=2)
     n = x.shape[1]
-    second = lambda rows: jnp.matmul(rows.mT, rows, precision=_HIGHEST) / n
+    second = lambda rows: matmul(rows.mT, rows) / n
     return Factors(second(x), second(errors) * count / n)
 
 
@@ -150,8 +148,8 @@ def solve(inverses: Factors, gradient: Theta) -> Theta:
     """A^-1 V G^-1, with the bias as the last row of V."""
     weight, bias = gradient
     rows = weight if bias is None else jnp.concatenate([weight, bias[:, None, :]], axis=1)
-    rows = jnp.matmul(inverses.inputs, rows, precision=_HIGHEST)
-    rows = jnp.matmul(rows, inverses.outputs, precision=_HIGHEST)
+    rows = matmul(inverses.inputs, rows)
+    rows = matmul(rows, inverses.outputs)
     return Theta(rows, None) if bias is None else Theta(rows[:, :-1], rows[:, -1])
 
 

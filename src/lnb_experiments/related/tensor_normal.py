@@ -15,14 +15,13 @@ import optax
 from jax import Array, lax
 
 from lnb._average import Average
+from lnb._metric import matmul
 
 from ..method import Method, Problem
 from ..peers.matrices import Stacks, stack, unstack
 from .fisher import examples, sampled_loss
 from .kfac import clip
 from .neurons import damped, descend
-
-_HIGHEST = lax.Precision.HIGHEST
 
 
 class TensorNormalState(NamedTuple):
@@ -110,7 +109,7 @@ def measure(drawn: Stacks) -> dict[str, list[Array]]:
 
     def sides(g: Array) -> list[Array]:
         g = g[:, :, None] if g.ndim == 2 else g
-        rows, columns = (jnp.matmul(x, x.mT, precision=_HIGHEST) for x in (g, g.mT))
+        rows, columns = (matmul(x, x.mT) for x in (g, g.mT))
         return [rows, columns] if columns.shape[1] > 1 else [rows]
 
     return {name: sides(g) for name, g in drawn.items()}
@@ -129,7 +128,7 @@ def invert(seconds: list[Array], damping: float) -> list[Array]:
 
 def solve(inverses: list[Array], gradient: Array) -> Array:
     g = gradient[:, :, None] if gradient.ndim == 2 else gradient
-    g = jnp.matmul(inverses[0], g, precision=_HIGHEST)
+    g = matmul(inverses[0], g)
     if len(inverses) == 2:
-        g = jnp.matmul(g, inverses[1], precision=_HIGHEST)
+        g = matmul(g, inverses[1])
     return g.reshape(gradient.shape)
