@@ -130,6 +130,8 @@ class Run(Options):
 
     seeds: int = 1
     """How many seeds: 0, 1, and so on."""
+    held_out: bool = False
+    """Train and test as a sweep's trials do, without the test data: to choose settings by."""
     learning_rate: tuple[float, ...] = ()
     """Learning rates, instead of the middle of each optimizer's range."""
 
@@ -141,7 +143,7 @@ class Run(Options):
                 raise RunError(f"--learning-rate should be positive and finite, not {rate}.")
         runner = self.runner(console)
         runner.run(
-            replace(plan, learning_rate=rate, seed=seed)
+            replace(plan, learning_rate=rate, seed=seed, role="trial" if self.held_out else "run")
             for plan in self.plans()
             for rate in self.learning_rate or (plan.learning_rate,)
             for seed in range(self.seeds)
@@ -188,10 +190,17 @@ class Report:
 
     arena: bool = False
     """As an arena: by the time to AdamW's loss."""
+    known: Path | None = None
+    """With --arena: an earlier report, whose runs are reported too."""
 
     def __call__(self, console: Console) -> None:
-        write = report_arena if self.arena else report
-        console.print(f"Written: {write(self.folder, self.out)}")
+        if self.known and not self.arena:
+            raise RunError("--known goes with --arena.")
+        if self.arena:
+            written = report_arena(self.folder, self.out, self.known)
+        else:
+            written = report(self.folder, self.out)
+        console.print(f"Written: {written}")
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Experiment:
       trials: how many trials a sweep gives to each optimizer by default.
       tolerance: a run is done early when its loss has fallen to this part of its first.
       decays: what the learning rate falls to by the last step, as parts of it; a sweep tries all.
+      decays_weights: whether people train such a network with weight decay. Few do in a regression.
       rates: search spaces for learning rates, (lowest, highest) by optimizer, where this problem's
         scale makes those of the optimizer pointless.
 
@@ -50,6 +51,7 @@ class Experiment:
     trials: ClassVar[int] = 4
     tolerance: ClassVar[float] = 0.0
     decays: ClassVar[tuple[float, ...]] = (1.0,)
+    decays_weights: ClassVar[bool] = True
     rates: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     steps: int

@@ -29,12 +29,12 @@ def environment() -> dict[str, Any]:
         "device": device.platform,
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),
-        "cores": _cores(),
+        "cores": available_cores(),
         "versions": {name: version(name) for name in PACKAGES},
     }
 
 
-def _cores() -> int | None:
+def available_cores() -> int | None:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 

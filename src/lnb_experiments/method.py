@@ -19,10 +19,12 @@ class Problem:
     Attributes:
       outputs: (params, batch, key) -> what the network says.
       objective: (outputs, batch) -> the loss, a scalar.
+      decays: whether optimizers that advise weight decay use it.
     """
 
     outputs: Callable[[Any, Any, Array | None], Array]
     objective: Callable[[Array, Any], Array]
+    decays: bool = True
 
     def loss(self, params: Any, batch: Any, key: Array | None) -> Array:
         return self.objective(self.outputs(params, batch, key), batch)

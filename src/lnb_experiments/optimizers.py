@@ -61,12 +61,15 @@ def two_digits(rate: float) -> float:
 
 
 def from_gradients(
-    make: Callable[[Any], optax.GradientTransformation],
+    with_decay: Callable[..., optax.GradientTransformation],
     evaluated: Callable[[Any, Any], Any] = lambda params, state: params,
+    decays: bool = True,
 ) -> MakeMethod:
-    """A transformation of gradients, given the learning rate."""
+    """A transformation of gradients, given the learning rate, and maybe a `weight_decay` of 0."""
 
     def make_method(problem: Problem, *_) -> Method:
+        make = with_decay if problem.decays or not decays else partial(with_decay, weight_decay=0.0)
+
         def step(learning_rate, params, state, batch, key):
             loss, gradients = jax.value_and_grad(problem.loss)(params, batch, key)
             updates, state = make(learning_rate).update(gradients, state, params)
@@ -162,13 +165,13 @@ OPTIMIZERS: dict[str, Optimizer] = {
     ),
     "sgd": Optimizer(
         "gradient descent with a momentum of 0.9",
-        from_gradients(partial(optax.sgd, momentum=0.9)),
+        from_gradients(partial(optax.sgd, momentum=0.9), decays=False),
         (0.01, 1.0),
         advice="Sutskever et al., ICML 2013: a momentum of 0.9 or more.",
     ),
     "adam": Optimizer(
         "optax.adam with its defaults",
-        from_gradients(optax.adam),
+        from_gradients(optax.adam, decays=False),
         (1e-4, 1e-2),
         advice="Kingma and Ba 2015, arXiv 1412.6980: b1 = 0.9, b2 = 0.999, a rate of 0.001.",
     ),

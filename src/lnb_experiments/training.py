@@ -13,7 +13,7 @@ import numpy as np
 from .checkpoints import Checkpoints
 from .data import Batches, Data, Source, Split
 from .experiment import Experiment
-from .folder import RunFolder, diverged
+from .folder import RunFolder, available_cores, diverged
 from .method import Problem
 from .optimizers import find_optimizer
 
@@ -84,11 +84,19 @@ class Programs(NamedTuple):
     compile_seconds: float
 
 
+def stopwatch() -> Callable[[], float]:
+    """Seconds of this process alone where it has one core, so that other programs do not count.
+
+    With more cores these would be the seconds of all of them: it is the time of day then.
+    """
+    return time.process_time if available_cores() == 1 else time.perf_counter
+
+
 def compile_programs(experiment: Experiment, optimizer: str, batch: Split) -> Programs:
     """Compiles before the clock starts, and once for all learning rates and seeds."""
     start = time.perf_counter()
     params = jax.eval_shape(experiment.init, jax.random.key(0))
-    problem = Problem(experiment.outputs, experiment.objective)
+    problem = Problem(experiment.outputs, experiment.objective, experiment.decays_weights)
     method = find_optimizer(optimizer).make(problem, params, batch, jax.random.key(0))
 
     @jax.jit
@@ -148,7 +156,7 @@ def train(
     that a run that was killed goes on to the same curve. Nothing is compiled for one that is done.
     All that is there is read and checked before anything is written.
     """
-    experiment, seed = plan.experiment, np.int32(plan.seed)
+    experiment, seed, clock = plan.experiment, np.int32(plan.seed), stopwatch()
     batches = Batches(data.train, experiment.batch_size, plan.seed, experiment.augment)
     config = plan.config(data, batches.per_epoch)
     folder.check(config, resume)
@@ -172,19 +180,19 @@ def train(
         batch, saved = batches.batch(first), time.perf_counter()
         while not is_over(experiment, losses):
             number = len(losses) + 1
-            start = time.perf_counter()
+            start = clock()
             state, loss = programs.step(
                 np.float32(plan.rate(number)), seed, np.int32(number), state, batch
             )
-            dispatched = time.perf_counter()  # the next batch is loaded while the step runs
+            dispatched = clock()  # the next batch is loaded while the step runs
             batch = batches.batch(number)
-            loaded = time.perf_counter()
+            loaded = clock()
             losses.append(float(loss))
             line = {
                 "step": number,
                 "epoch": number / batches.per_epoch,
                 "loss": losses[-1],
-                "seconds": line["seconds"] + time.perf_counter() - start,
+                "seconds": line["seconds"] + clock() - start,
                 "load_seconds": line["load_seconds"] + loaded - dispatched,
             }
             if is_over(experiment, losses) or number % experiment.evaluate_every == 0:

@@ -5,11 +5,13 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lnb_experiments.arena.published import publish, published
 from lnb_experiments.arena.report import place
 from lnb_experiments.arena.scores import (
     Contest,
@@ -205,6 +207,29 @@ def test_a_small_arena_runs_reports_and_goes_on(tmp_path):
     again = lnb(*arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("log.jsonl")} == logs
+    # On another machine, from what was published: only what is new is run.
+    arguments = ["--known", "runs/report", *arguments[:-1], "elsewhere"]
+    known = lnb(*arguments, "--optimizer", "adam", cwd=tmp_path)
+    assert known.returncode == 0, known.stderr
+    assert "[1/1] mnist with adam: done" in known.stdout
+    whole = (tmp_path / "elsewhere/report/arena.md").read_text()
+    rows = lambda page: [line for line in page.splitlines() if line.startswith("| sgd |")]
+    assert rows(whole)[-1] == rows(page)[-1]
+    assert "| adam |" in whole
+
+
+def test_published_runs_are_the_same_runs(tmp_path):
+    ending = {"status": "done", "step": 30, "seconds": 15.0}
+    run = replace(record([4, math.nan, 1]), result=ending)
+    publish([run, replace(run, result=None)], tmp_path)
+    (read,) = published(tmp_path)
+    assert (read.config, read.result, read.last_step) == (run.config, run.result, 30)
+    assert reach(read, 1.0, "seconds") == reach(run, 1.0, "seconds")
+    assert Entrant("adamw", [read], []).milliseconds == Entrant("adamw", [run], []).milliseconds
+    with (tmp_path / "mnist.jsonl").open("a") as file:
+        file.write("{}")
+    with pytest.raises(RecordError, match=r"mnist.jsonl, line 2, is not a run \(KeyError"):
+        published(tmp_path)
 
 
 def test_dry_run_prints_commands(tmp_path):

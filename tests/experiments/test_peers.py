@@ -1,5 +1,6 @@
 """Peers against their papers' equations, written out in NumPy and followed step by step."""
 
+from itertools import product
 from typing import Any
 
 import jax
@@ -83,6 +84,20 @@ def test_adamw_decays_matrices_only(x64):
         p["conv"] -= rate * (c + 0.1 * p["conv"])
         assert_close(found["layers"][0]["bias"], p["layers"][0]["bias"])
         assert_close(found["conv"], p["conv"])
+
+
+def test_weight_decay_is_for_problems_that_people_use_it_on():
+    """Where its gradient is zero, only weight decay moves a weight."""
+    params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    outputs = lambda params, batch, key: params["b"]
+    for name, decays in product(PEERS, (True, False)):
+        problem = Problem(outputs, lambda outputs, batch: jnp.sum(outputs**2), decays)
+        method = OPTIMIZERS[name].make(problem, params, None, None)
+        state = method.init(params)
+        new = params
+        for _ in range(3):
+            new, state, _ = method.step(jnp.float32(0.1), new, state, None, None)
+        assert bool(jnp.any(new["w"] != params["w"])) == decays, name
 
 
 def test_muon_orthogonalises_nesterov_momentum(x64):

@@ -294,6 +294,9 @@ def test_run_and_report(tmp_path):
     output = lnb("report", str(tmp_path))
     assert output.returncode == 0, output.stderr
     assert (tmp_path / "report" / "index.html").exists()
+    assert lnb(*args, str(tmp_path), "--held-out", "--seeds", "1").returncode == 0
+    (config, *_) = tmp_path.glob("mnist-inverted/trial/*/*/config.json")
+    assert json.loads(config.read_text())["evaluated_on"] == "held-out"
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from rich.console import Console
 
 from ..data import Source
 from ..experiments import EXPERIMENTS
-from ..folder import RunError
+from ..folder import RunError, make_folder
 from ..optimizers import check_optimizer
 from .entries import BASELINE, CONTESTANTS, FEW_WORKLOADS, FURTHER, UNTUNED, WORKLOADS
 from .jobs import Job, run_jobs
+from .published import published
 from .report import report_arena
 
 
@@ -35,6 +36,8 @@ class Arena:
     """Folder of the official files; by default $LNB_DATA, then a download."""
     out: Path = Path("runs/arena")
     """Folder of all runs."""
+    known: Path | None = None
+    """A report of an earlier arena, such as docs/results/arena: its runs are not made again."""
     trials: int = 5
     """Trials of the learning rate, for each optimizer on each workload."""
     seeds: int = 3
@@ -50,7 +53,8 @@ class Arena:
         for name, least in {"workers": 1, "seeds": 1, "longer": 1, "trials": 3}.items():
             if getattr(self, name) < least:
                 raise RunError(f"--{name} should be at least {least}, not {getattr(self, name)}.")
-        jobs = list(self.jobs())
+        known = published(self.known) if self.known else []
+        jobs = [job for job in self.jobs() if not job.is_in(known)]
         if self.dry_run:
             for job in jobs:
                 console.print(job.command, soft_wrap=True, highlight=False)
@@ -62,7 +66,8 @@ class Arena:
                 f"{self.out / 'logs'}; the same command tries them again. `lnb report {self.out} "
                 "--arena` reports on the others."
             )
-        console.print(f"Written: {report_arena(self.out)}")
+        make_folder(self.out)  # which stays empty where every run is known
+        console.print(f"Written: {report_arena(self.out, known=self.known)}")
 
     def jobs(self) -> Iterator[Job]:
         for name in self.workload:

@@ -15,6 +15,7 @@ from ..data import Source
 from ..experiments import EXPERIMENTS
 from ..folder import make_folder
 from ..optimizers import check_optimizer
+from ..records import Record
 from ..runner import Runner
 from ..sweep import sweep
 from ..training import Plan
@@ -56,6 +57,18 @@ class Job:
         parts += ["--data synthetic"] if self.source.kind == "synthetic" else []
         parts += [f"--data-dir {self.source.folder}"] if self.source.folder else []
         return " ".join(parts)
+
+    def is_in(self, runs: Sequence[Record]) -> bool:
+        """Whether these are all of its final runs."""
+        role = "final" if self.rate is None else "run"
+        own = [
+            run
+            for run in runs
+            if (run.config["experiment"], run.config["optimizer"], run.config["role"])
+            == (self.workload, self.optimizer, role)
+            and self.rate in (None, run.config["learning_rate"])
+        ]
+        return len(own) >= self.seeds
 
     def run(self, console: Console) -> None:
         """Goes on from whatever is there."""

@@ -12,6 +12,7 @@ from ..report.curves import align
 from ..report.figures import Look
 from ..report.table import Table
 from .entries import BASELINE, CONTESTANTS, UNTUNED, WORKLOADS
+from .published import publish, published
 from .scores import (
     PARTS,
     Contest,
@@ -27,11 +28,20 @@ FACTORS = np.geomspace(1, 4, 61)
 OURS = "lnb"
 
 
-def report_arena(folder: Path, out: Path | None = None) -> Path:
-    """Writes `arena.md` and its figures; returns its path."""
-    found = contests(find_runs(folder))
+def report_arena(folder: Path, out: Path | None = None, known: Path | None = None) -> Path:
+    """Writes `arena.md`, its figures and the runs themselves; returns the path of `arena.md`.
+
+    Args:
+      folder: where runs were made.
+      out: where to write.
+      known: an earlier report, whose runs are reported too.
+    """
+    runs = find_runs(folder) if any(folder.rglob("config.json")) or not known else []
+    runs += published(known) if known else []
+    found = contests(runs)
     out = folder / "report" if out is None else out
     make_folder(out)
+    publish(runs, out)
     look = Look([name.split()[0] for contest in found for name in contest.entrants])
     for name, figure in {
         "profiles": _profiles(found, look),

@@ -44,6 +44,7 @@ class Autoencoder(Experiment):
         "paper": {"batch_size": 1000, "steps": 6000, "evaluate_every": 60},
     }
     headline = "error"
+    decays_weights = False
     larger_is_better = False
 
     widths: tuple[int, ...] = (1000, 500, 250, 30)

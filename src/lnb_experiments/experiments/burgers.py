@@ -55,6 +55,7 @@ class Burgers(Experiment):
         },
     }
     headline = "loss"
+    decays_weights = False
     larger_is_better = False
 
     points: int = 10_000

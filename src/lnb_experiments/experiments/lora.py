@@ -62,6 +62,7 @@ class Lora(Classification):
             "evaluate_every": 400,
         },
     }
+    decays_weights = False  # few add it to adapters
 
     width: int = 1024
     depth: int = 3

@@ -47,6 +47,7 @@ class MatrixFactorization(Experiment):
         "paper": {**PAPER, "steps": 3000},
     }
     headline = "loss"
+    decays_weights = False
     larger_is_better = False
     # A step of fixed length never settles; the paper's algorithms take a schedule of lengths.
     decays = (1.0, 1e-5)

@@ -52,6 +52,7 @@ class Tabular(Experiment):
         },
     }
     headline = "loss"
+    decays_weights = False
     larger_is_better = False
 
     rows: int = 100_000

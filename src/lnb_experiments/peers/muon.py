@@ -19,7 +19,7 @@ OUTER = {"embedding", "patches", "positions", "class_token", "stem", "head"}
 RMS = 0.2  # about the root mean square of AdamW's steps, in units of the learning rate
 
 
-def muon(learning_rate: Any) -> optax.GradientTransformation:
+def muon(learning_rate: Any, weight_decay: float = WEIGHT_DECAY) -> optax.GradientTransformation:
     """Muon with Nesterov's momentum of 0.95; AdamW has momentums of 0.9 and 0.95."""
     return optax.chain(
         optax.contrib.muon(
@@ -28,7 +28,7 @@ def muon(learning_rate: Any) -> optax.GradientTransformation:
             muon_weight_dimension_numbers=dimension_numbers,
         ),
         optax.stateless(lambda updates, _: jax.tree.map(_scale, updates, hidden(updates))),
-        optax.add_decayed_weights(WEIGHT_DECAY, are_matrices),
+        optax.add_decayed_weights(weight_decay, are_matrices),
         optax.scale_by_learning_rate(learning_rate),
     )
 

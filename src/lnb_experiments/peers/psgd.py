@@ -42,11 +42,11 @@ class PSGDState(NamedTuple):
     factors: dict[str, list[Array]]
 
 
-def psgd(learning_rate: Any) -> optax.GradientTransformation:
+def psgd(learning_rate: Any, weight_decay: float = WEIGHT_DECAY) -> optax.GradientTransformation:
     """PSGD Kron with the settings of psgd-jax."""
     return optax.chain(
         scale_by_psgd(),
-        optax.add_decayed_weights(WEIGHT_DECAY, are_matrices),
+        optax.add_decayed_weights(weight_decay, are_matrices),
         optax.scale_by_learning_rate(learning_rate),
     )
 

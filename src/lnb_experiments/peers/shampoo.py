@@ -46,11 +46,11 @@ class ShampooState(NamedTuple):
     sides: dict[str, tuple[Side | None, ...]]
 
 
-def shampoo(learning_rate: Any) -> optax.GradientTransformation:
+def shampoo(learning_rate: Any, weight_decay: float = WEIGHT_DECAY) -> optax.GradientTransformation:
     """Shampoo in AdamW's place, with AdamW's settings."""
     return optax.chain(
         scale_by_shampoo(),
-        optax.add_decayed_weights(WEIGHT_DECAY, are_matrices),
+        optax.add_decayed_weights(weight_decay, are_matrices),
         optax.scale_by_learning_rate(learning_rate),
     )
 

@@ -54,11 +54,11 @@ class SOAPState(NamedTuple):
     stacks: dict[str, Rotated]
 
 
-def soap(learning_rate: Any) -> optax.GradientTransformation:
+def soap(learning_rate: Any, weight_decay: float = 0.01) -> optax.GradientTransformation:
     """SOAP with its authors' settings."""
     return optax.chain(
         scale_by_soap(),
-        optax.add_decayed_weights(0.01, are_matrices),
+        optax.add_decayed_weights(weight_decay, are_matrices),
         optax.scale_by_learning_rate(learning_rate),
     )
 
