@@ -32,7 +32,7 @@ LEARNING_RATES = {
 }
 TRIAL_SEED, SEEDS = 0, (1, 2, 3)  # one to choose the rate with, others for the results
 STEPS, WARM_UP, EVALUATE_EVERY = 128, 16, 8
-WEIGHT_DECAY = 1e-4  # optax's default for AdamW, and LNB's
+WEIGHT_DECAY = 0.1  # of AdamW and Muon, as is LNB's own: of matrices, not of biases
 COLORS = {"LNB": "tab:red", "AdamW": "tab:blue", "Muon": "tab:green"}
 FIGURE = Path("demo.png")
 
@@ -57,7 +57,8 @@ def plain(loss_fn):
 
 
 def with_adamw(loss_fn, params, batch, schedule):
-    return optax.adamw(schedule, weight_decay=WEIGHT_DECAY), plain(loss_fn)
+    matrices = lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
+    return optax.adamw(schedule, weight_decay=WEIGHT_DECAY, mask=matrices), plain(loss_fn)
 
 
 def with_muon(loss_fn, params, batch, schedule):

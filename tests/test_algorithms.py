@@ -313,6 +313,7 @@ OPTIMIZERS = {"lnb": lnb.lnb, "algorithm1": lnb.algorithm1, "algorithm2": lnb.al
 TREE = {"first": {"w": True, "b": False}, "second": {"w": True, "b": False}}
 MASKS = {
     "no mask": None,
+    "weights": "weights",
     "tree": TREE,
     "function": lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
 }
@@ -320,7 +321,8 @@ MASKS = {
 
 @pytest.mark.parametrize(
     ("name", "mask"),
-    [(name, "no mask") for name in OPTIMIZERS] + [("lnb", "tree"), ("lnb", "function")],
+    [(name, "no mask") for name in OPTIMIZERS]
+    + [("lnb", "weights"), ("lnb", "tree"), ("lnb", "function")],
 )
 def test_weight_decay_reaches_biases_unless_masked(name, mask):
     params = make_params(bias=True)

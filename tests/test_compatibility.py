@@ -445,7 +445,9 @@ def squared_error(outputs, y):
     return 0.5 * jnp.mean(jnp.sum((outputs - y) ** 2, axis=1))
 
 
-def test_equinox():
+@pytest.mark.parametrize("whole", [False, True])
+def test_equinox(whole):
+    """`update` takes the model's arrays, or the whole model, functions and all."""
     model = eqx.nn.MLP(9, 2, 12, 1, activation=jnp.tanh, key=jax.random.key(0))
 
     def loss_fn(model, x, y):
@@ -459,7 +461,7 @@ def test_equinox():
     @eqx.filter_jit
     def step(model, state, x, y):
         loss, gradients, features = lnb.backprop(loss_fn, neurons)(model, x, y)
-        params = eqx.filter(model, eqx.is_inexact_array)
+        params = model if whole else eqx.filter(model, eqx.is_inexact_array)
         updates, state = optimizer.update(gradients, state, params, features=features)
         return eqx.apply_updates(model, updates), state, loss
 

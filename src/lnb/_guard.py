@@ -55,6 +55,10 @@ def guard(inner: optax.GradientTransformation) -> optax.GradientTransformationEx
 
     def update_fn(updates, state, params=None, *further, features: Any = None, **extra_args):
         check_arguments(further, features)
+        if params is not None:  # without what has no gradient, such as a model's functions
+            is_none = lambda x: x is None
+            keep = lambda g, p: None if g is None else p
+            params = jax.tree.map(keep, updates, params, is_leaf=is_none)
         gradients, arrays = at_least_float32((updates, params))
         finite = all_finite(gradients, features)
         features = {name: own.only_if(finite) for name, own in features.items()}

@@ -82,6 +82,12 @@ class Neurons:
         label = lambda path, _: "lnb" if path_name(path) in solved else "identity"
         return jax.tree_util.tree_map_with_path(label, params)
 
+    def are_weights(self, params: Any) -> Any:
+        """Which parameters are weights of layers or embeddings, for weight decay: a mask."""
+        weights = {n.weight for n in self if n.kind in ("dense", "conv", "lookup")}
+        is_weight = lambda path, _: path_name(path) in weights
+        return jax.tree_util.tree_map_with_path(is_weight, params)
+
 
 _HEAD = ("neuron", "kind", "d_in x d_out", "bias", "sites", "n", "rows", "cost")
 _TEXT = ("neuron", "kind", "bias")  # the other columns are numbers
