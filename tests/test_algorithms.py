@@ -303,6 +303,7 @@ def test_gradient_average(nesterov):
             damping=lnb.Absolute(DAMPING),
             min_norm=0.05,
             weight_decay=DECAY,
+            weight_decay_mask=None,
         )
 
     expected = exact_by_hand(True, 0.8, nesterov, DAMPING, min_norm=0.05)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lnb
-from lnb_experiments.ablations import ABLATIONS, adam_rest
+from lnb_experiments.ablations import ABLATIONS, adam_rest, before
 
 RATE = 0.02
 
@@ -50,7 +50,7 @@ def first_updates(make) -> tuple[Any, Any]:
 def test_adam_has_what_is_no_matrix(biases):
     """Its first step has the size of its rate, against the gradient's sign."""
     updates, grads = first_updates(lambda *args: adam_rest(*args, ratio=0.25, biases=biases))
-    ours, _ = first_updates(lnb.lnb)
+    ours, _ = first_updates(before)
     adams = jax.tree.map(lambda g: -0.25 * RATE * np.sign(g), grads)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
     close(updates["layers"][0]["w"], ours["layers"][0]["w"])
@@ -62,9 +62,9 @@ def test_adam_has_what_is_no_matrix(biases):
 @pytest.mark.parametrize("name", [n for n in ABLATIONS if n.startswith(("decay", "damping"))])
 def test_settings_change_the_weights_first_step(name):
     updates, _ = first_updates(ABLATIONS[name])
-    ours, _ = first_updates(lnb.lnb)
+    ours, _ = first_updates(before)
     difference = lambda at: float(jnp.abs(at(updates) - at(ours)).max())
     assert difference(lambda tree: tree["layers"][0]["w"]) > 1e-6
-    if name.startswith("decay"):  # by default biases decay too, a little
+    if name.startswith("decay"):  # `before`, biases decay too, a little
         undecayed = ours["layers"][0]["b"] + RATE * 1e-4 * PARAMS["layers"][0]["b"]
         np.testing.assert_allclose(updates["layers"][0]["b"], undecayed, atol=1e-8)
