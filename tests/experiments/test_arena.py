@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lnb_experiments.arena.published import publish, published
-from lnb_experiments.arena.report import place
+from lnb_experiments.arena.report import place, report_arena
 from lnb_experiments.arena.scores import (
     Contest,
     Entrant,
@@ -216,6 +216,10 @@ def test_a_small_arena_runs_reports_and_goes_on(tmp_path):
     rows = lambda page: [line for line in page.splitlines() if line.startswith("| sgd |")]
     assert rows(whole)[-1] == rows(page)[-1]
     assert "| adam |" in whole
+    # A run that is both known and in the folder is one run.
+    report_arena(tmp_path / "runs", tmp_path / "twice", tmp_path / "runs/report")
+    count = lambda folder: len((tmp_path / folder / "mnist.jsonl").read_text().splitlines())
+    assert count("twice") == count("runs/report") == 2 * (3 + 1)
 
 
 def test_published_runs_are_the_same_runs(tmp_path):

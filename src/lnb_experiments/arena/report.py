@@ -37,7 +37,8 @@ def report_arena(folder: Path, out: Path | None = None, known: Path | None = Non
       known: an earlier report, whose runs are reported too.
     """
     runs = find_runs(folder) if any(folder.rglob("config.json")) or not known else []
-    runs += published(known) if known else []
+    made = [run.config for run in runs]  # which may have been published since
+    runs += [run for run in published(known) if run.config not in made] if known else []
     found = contests(runs)
     out = folder / "report" if out is None else out
     make_folder(out)
